@@ -37,7 +37,6 @@ from tunerd.vocabulary import (
     TF32,
     Candidate,
     Task,
-    candidate_id,
     default_candidate,
 )
 
@@ -99,8 +98,7 @@ def convolution(name: str) -> Task:
 
 def by_plan(task: Task, chosen: Configuration = CHOSEN) -> Candidate:
     recipe = PlanRecipe(chosen, "9.28").text
-    name = candidate_id(task.task_id, recipe, source=CUDNN)
-    return Candidate(task.task_id, name, CUDNN, recipe)
+    return Candidate.of_recipe(task.task_id, recipe, source=CUDNN)
 
 
 def call_of(task: Task, chosen: Configuration = CHOSEN) -> ConvolutionCall:

@@ -25,7 +25,7 @@ from tunerd.frontend.relax import integers
 from tunerd.frontend.relax.lowering import Lowered, lower, make_target
 from tunerd.frontend.tasks import extract_tasks
 from tunerd.system import arrays
-from tunerd.vocabulary import Arrays, Candidate, TargetSpec, Task, candidate_id, default_candidate
+from tunerd.vocabulary import Arrays, Candidate, TargetSpec, Task, default_candidate
 from tunerd.vocabulary.model import INTEGER_PRODUCTS
 
 IMAGE = (1, 8, 11, 11)
@@ -311,8 +311,7 @@ def test_each_way_to_cut_computes_what_the_default_does(
         right = result_of(task, default_candidate(task), tmp_path) if can_run else None
         for cut in {*sample, max(cuts), replace(max(cuts), fused=0)}:
             recipe = Recipe(TEMPLATE, cut).text
-            name_of = candidate_id(task.task_id, recipe, source="vnni")
-            candidate = Candidate(task.task_id, name_of, "vnni", recipe)
+            candidate = Candidate.of_recipe(task.task_id, recipe, source="vnni")
             if right is None:
                 assert built(build_candidate(task, candidate))
                 continue

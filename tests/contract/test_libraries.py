@@ -59,7 +59,6 @@ from tunerd.vocabulary import (
     Measurement,
     Result,
     Task,
-    candidate_id,
     default_candidate,
     to_json,
 )
@@ -323,9 +322,7 @@ def test_libraries_are_searched_only_where_they_are_asked_for() -> None:
 def test_a_build_says_what_it_calls() -> None:
     task = gpu_task(tensors("with a bias"))
     recipe = Recipe(1, 52, "").text
-    name = candidate_id(task.task_id, recipe, source=CUBLASLT)
-    build = built(build_candidate(task, replace(default_candidate(task), candidate_id=name,
-                                                source=CUBLASLT, recipe=recipe)))  # fmt: skip
+    build = built(build_candidate(task, Candidate.of_recipe(task.task_id, recipe, source=CUBLASLT)))
     (call,) = build.calls
     assert call.library == build.compiler == CUBLASLT
     assert MatmulCall.parse(call.text).rank == 1
@@ -389,8 +386,7 @@ def winner(task: Task) -> Candidate | None:
         SOURCE.lower(task, recipe)
     except ValueError:
         return None
-    name = candidate_id(task.task_id, recipe, source=CUBLASLT)
-    return Candidate(task.task_id, name, CUBLASLT, recipe)
+    return Candidate.of_recipe(task.task_id, recipe, source=CUBLASLT)
 
 
 def test_an_artifact_names_what_it_calls_and_has_biases_in_its_type(tmp_path: Path) -> None:

@@ -12,15 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
 
-import tunerd
-from tests.lib.artifact_fixtures import model_of
 from tests.lib.build_fixtures import built, conv_task
 from tests.lib.models import floats
-from tests.lib.super_models import super_artifact
-from tunerd.artifacts.compile import compile_artifact
-from tunerd.artifacts.super_model import SuperModel
+from tests.lib.super_models import require_right_alone_and_beside, two_convolutions
 from tunerd.builder.build import build_candidate
 from tunerd.builder.library import load_tvm
 from tunerd.candidates import registry
@@ -29,9 +24,6 @@ from tunerd.candidates.default import default_schedule
 from tunerd.candidates.nests.blocks import blocks_of
 from tunerd.candidates.registers.source import PACKED, TEMPLATE, WINOGRAD, FmaSource, Recipe
 from tunerd.candidates.registers.sums import Cut, Sums
-from tunerd.frontend.relax.lowering import lower
-from tunerd.frontend.tasks import extract_tasks
-from tunerd.runs.finals.verify import verify
 from tunerd.system.cores import cpu_field
 from tunerd.system.targets import cpu_target_json
 from tunerd.testing.kernels import matmul_task, task_of
@@ -42,10 +34,8 @@ from tunerd.vocabulary import (
     Layout,
     TargetSpec,
     Task,
-    candidate_id,
     default_candidate,
 )
-from tunerd.vocabulary.verdict import Verdict
 
 SOURCE = FmaSource()
 
@@ -189,8 +179,7 @@ def test_each_way_to_cut_computes_what_plain_loops_do(name: str, tmp_path: Path)
         cuts = list(sums.tiles())
         for cut in {*random.Random(3).sample(cuts, min(4, len(cuts))), min(cuts), max(cuts)}:
             recipe = Recipe(template, cut).text
-            name_of = candidate_id(task.task_id, recipe, source=FMA)
-            candidate = Candidate(task.task_id, name_of, FMA, recipe)
+            candidate = Candidate.of_recipe(task.task_id, recipe, source=FMA)
             got = result_of(task, candidate, tmp_path)
             np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-5)
 
@@ -207,8 +196,7 @@ def test_a_kernel_reads_its_weights_where_their_layout_puts_them(
     other = Layout(panels.split, (*reversed(outer), last))
     monkeypatch.setattr(Sums, "layouts", lambda *_: ((number, other),))
     recipe = Recipe(PACKED, cut).text
-    name_of = candidate_id(task.task_id, recipe, source=FMA)
-    got = result_of(task, Candidate(task.task_id, name_of, FMA, recipe), tmp_path)
+    got = result_of(task, Candidate.of_recipe(task.task_id, recipe, source=FMA), tmp_path)
     np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-5)
 
 
@@ -335,39 +323,25 @@ def test_what_serves_several_models_takes_weights_as_each_has_them() -> None:
 
 @pytest.mark.parametrize(("is_tuned", "columns"), [(True, 32), (False, 512)])
 def test_a_model_takes_its_weights_packed(is_tuned: bool, columns: int, tmp_path: Path) -> None:
-    w = floats(columns, 8, 3, 3, seed=1) / 9
-    weights = {"w": w, "v": floats(4, columns, 1, 1, seed=2) / columns**0.5}
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["a"], pads=[1] * 4),
-        helper.make_node("Relu", ["a"], ["b"]),
-        helper.make_node("Conv", ["b", "v"], ["y"]),
-    ]
-    shapes = {"x": (1, 8, 6, 6)}, {"y": (1, 4, 6, 6)}
-    model = model_of(nodes, weights, inputs=shapes[0], outputs=shapes[1])
-    target = cpu_target_json(2)
-    lowered = lower(model, target)
-    tasks = extract_tasks(lowered, target)
-    winners = {}
-    for task in tasks if is_tuned else ():
-        if SOURCE.takes(task) is None:
-            found = SOURCE.search(SearchSettings(seed=0, threads=1)).propose(task, 100).candidates
-            winners[task.task_id] = next((c for c in found if PACKED in c.recipe), found[0])
+    model = two_convolutions(
+        floats(columns, 8, 3, 3, seed=1) / 9, floats(4, columns, 1, 1, seed=2) / columns**0.5
+    )
+    winners = []
+
+    def winner_of(task: Task) -> Candidate | None:
+        if not is_tuned or SOURCE.takes(task) is not None:
+            return None
+        found = SOURCE.search(SearchSettings(seed=0, threads=1)).propose(task, 100).candidates
+        winners.append(next((c for c in found if PACKED in c.recipe), found[0]))
+        return winners[-1]
+
+    manifest = require_right_alone_and_beside(
+        model, tmp_path, cpu_target_json(2), winner_of, tolerance=1e-5
+    )
     assert len(winners) == (2 if is_tuned else 0)
-    folder = tmp_path / "a"
-    compile_artifact(lowered, tasks, winners, target, folder, model=model, pct=50)
-    session = tunerd.load(folder)
-    found = verify(lambda inputs: dict(session(*inputs.values())), model)
-    assert found.verdict is Verdict.RIGHT, found.message
-    manifest = json.loads((folder / "manifest.json").read_text())
     kept, packed = manifest["weights"]
     assert kept == "weight_1"
     assert re.fullmatch(r"weight_0_3x3x8x\d+x\d+_30124", packed)
-    several = tunerd.load(super_artifact(model, tmp_path / "several", (1, 2), target=target))
-    assert isinstance(several, SuperModel)
-    several.add("b", folder)  # whose weights are unpacked again
-    x = np.random.default_rng(0).standard_normal((1, 8, 6, 6)).astype(np.float32)
-    for outputs in several.run([(several.own, {"x": x}), ("b", {"x": x})]):
-        np.testing.assert_allclose(outputs["y"], session(x)["y"], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

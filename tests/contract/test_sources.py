@@ -183,10 +183,7 @@ class _Counting(Search):
     ) -> Proposal:
         numbers = [str(self._next + i) for i in range(count)]
         self._next += count
-        found = tuple(
-            Candidate(task.task_id, candidate_id(task.task_id, n, source="numbers"), "numbers", n)
-            for n in numbers
-        )
+        found = tuple(Candidate.of_recipe(task.task_id, n, source="numbers") for n in numbers)
         return Proposal(found, False, "", 0.0)
 
 
@@ -281,10 +278,7 @@ def split(secs: Mapping[str, float], trials: int) -> Counter[str]:
                 first = counts[name]
                 counts[name] += count
                 recipes = [str(first + i) for i in range(count)]
-                found = [
-                    Candidate(of.task_id, candidate_id(of.task_id, r, source=name), name, r)
-                    for r in recipes
-                ]
+                found = [Candidate.of_recipe(of.task_id, r, source=name) for r in recipes]
                 todo += coordinator.handle(Proposed("tuner", of.task_id, tuple(found), False))
             case BuildThem(candidates=found):
                 ended = tuple((c, Build(c, b"", "", 0.1, (), (), "llvm")) for c in found)

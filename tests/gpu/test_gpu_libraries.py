@@ -42,7 +42,6 @@ from tunerd.vocabulary import (
     Stage,
     TargetSpec,
     Task,
-    candidate_id,
     default_candidate,
 )
 
@@ -78,8 +77,7 @@ def for_cudnn() -> None:
 
 def by_library(task: Task, rank: int, sms: int) -> Candidate:
     recipe = Recipe(rank, sms, "").text
-    name = candidate_id(task.task_id, recipe, source=CUBLASLT)
-    return Candidate(task.task_id, name, CUBLASLT, recipe)
+    return Candidate.of_recipe(task.task_id, recipe, source=CUBLASLT)
 
 
 def builds_of(task: Task, rank: int, sms: int) -> tuple[Build, Build]:

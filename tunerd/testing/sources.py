@@ -26,7 +26,6 @@ from tunerd.vocabulary import (
     TargetSpec,
     Task,
     TransferredResults,
-    candidate_id,
     default_candidate,
 )
 
@@ -111,8 +110,8 @@ class SourceContract:
         assert len({c.candidate_id for c in found}) == len({c.recipe for c in found}) == len(found)
         for candidate in found:
             assert (candidate.task_id, candidate.source) == (task.task_id, source.name)
-            own = candidate_id(task.task_id, candidate.recipe, source=source.name)
-            assert candidate.candidate_id == own
+            recipe = candidate.recipe
+            assert candidate == Candidate.of_recipe(task.task_id, recipe, source=source.name)
 
     def test_equal_seeds_propose_the_same(self, source: CandidateSource, task: Task) -> None:
         assert proposed(source, task) == proposed(source, task)
@@ -173,7 +172,7 @@ class SourceContract:
     def test_a_foreign_recipe_is_a_failure_of_the_build(
         self, source: CandidateSource, task: Task, recipe: str
     ) -> None:
-        name = candidate_id(task.task_id, recipe, source=source.name)
-        failure = build_candidate(task, Candidate(task.task_id, name, source.name, recipe))
+        candidate = Candidate.of_recipe(task.task_id, recipe, source=source.name)
+        failure = build_candidate(task, candidate)
         assert isinstance(failure, Failure)
         assert (failure.stage, failure.kind) == (Stage.BUILD, Kind.COMPILE)

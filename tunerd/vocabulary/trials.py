@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Self
 
 from tunerd.vocabulary.measurement import Measurement
 from tunerd.vocabulary.model import FP32, Layout, Task, TensorSpec
@@ -30,6 +31,11 @@ class Candidate:
     source: str  # name of the candidate source
     recipe: str = field(repr=False, default="")  # opaque to all but its source; "": the default
 
+    @classmethod
+    def of_recipe(cls, task_id: str, recipe: str, *, source: str) -> Self:
+        """Return the candidate that a source makes of a task by a recipe."""
+        return cls(task_id, candidate_id(task_id, recipe, source=source), source, recipe)
+
     @property
     def is_default(self) -> bool:
         return self.source == DEFAULT_SOURCE
@@ -50,8 +56,7 @@ def candidate_id(task_id: str, recipe: str, *, source: str = METASCHEDULE) -> st
 
 def default_candidate(task: Task) -> Candidate:
     """Return the task's default schedule as a candidate."""
-    name = candidate_id(task.task_id, "", source=DEFAULT_SOURCE)
-    return Candidate(task.task_id, name, DEFAULT_SOURCE)
+    return Candidate.of_recipe(task.task_id, "", source=DEFAULT_SOURCE)
 
 
 def origin_of(source: str) -> str:

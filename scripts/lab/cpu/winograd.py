@@ -39,7 +39,6 @@ from tunerd.vocabulary import (
     Candidate,
     SliceRequest,
     Task,
-    candidate_id,
     default_candidate,
 )
 
@@ -73,8 +72,7 @@ def builds(task: Task) -> dict[str, Build]:
     for outputs in (2, 4):
         cuts = (cut for cut in of.tiles() if cut.outputs == outputs)
         recipe = Recipe(WINOGRAD, min(cuts, key=lambda cut: of.estimated_secs(cut, 0.0))).text
-        own = candidate_id(task.task_id, recipe, source=FMA)
-        chosen[f"F({outputs}, 3)"] = Candidate(task.task_id, own, FMA, recipe)
+        chosen[f"F({outputs}, 3)"] = Candidate.of_recipe(task.task_id, recipe, source=FMA)
     made = {name: build_candidate(task, candidate) for name, candidate in chosen.items()}
     failed = [build for build in made.values() if not isinstance(build, Build)]
     if failed:

@@ -18,7 +18,6 @@ from tunerd.vocabulary import (
     Task,
     TrainingRow,
     TransferredResults,
-    candidate_id,
 )
 
 
@@ -64,9 +63,10 @@ class ListSearch(Search):
             recipes, message = (), str(error)
         if sum(ended.values()) < self._most_failed:
             for recipe in recipes:
-                name = candidate_id(task.task_id, recipe, source=self._source)
+                candidate = Candidate.of_recipe(task.task_id, recipe, source=self._source)
+                name = candidate.candidate_id
                 if name not in proposed and name not in ended and name not in exclude:
-                    found.append(Candidate(task.task_id, name, self._source, recipe))
+                    found.append(candidate)
         found = found[:count]
         proposed.update(candidate.candidate_id for candidate in found)
         message = "" if found else message

@@ -12,6 +12,16 @@ if TYPE_CHECKING:
 REDUCE = 2  # tirx.IterVar.CommReduce
 
 
+def spatial_of(block: SBlock) -> list[Any]:
+    """Return the iterators of what a block computes, in order."""
+    return [v for v in block.iter_vars if int(v.iter_type) != REDUCE]
+
+
+def reduced_of(block: SBlock) -> list[Any]:
+    """Return the iterators over which a block reduces, in order."""
+    return [v for v in block.iter_vars if int(v.iter_type) == REDUCE]
+
+
 def blocks_of(function: PrimFunc) -> list[tuple[SBlock, Expr | bool]]:
     """Return the blocks below a kernel's root with their predicates, not those inside of them."""
     found: list[tuple[Any, Any]] = []

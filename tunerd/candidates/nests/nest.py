@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tunerd.candidates.nests.blocks import REDUCE, blocks_of
+from tunerd.candidates.nests.blocks import blocks_of, reduced_of, spatial_of
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
@@ -155,7 +155,7 @@ class _Reader:
         tensor = self._tensors[-1]
         block = self._blocks[out]
         store = self._store(block)
-        spatial = [v for v in block.iter_vars if int(v.iter_type) != REDUCE]
+        spatial = spatial_of(block)
         env = {v.var: axis_expr(Axis(f"o{i}", int(v.dom.extent))) for i, v in enumerate(spatial)}
         at = tuple(self._expr(i, env) for i in store.indices)
         if block.init is not None:
@@ -182,11 +182,11 @@ class _Reader:
             return self._reduced[buffer, places]
         if len(self._reduced) == _MAX_REDUCTIONS:
             raise NotANest("it has too many reductions")
-        spatial = [v for v in block.iter_vars if int(v.iter_type) != REDUCE]
+        spatial = spatial_of(block)
         inside = {v.var: place for v, place in zip(spatial, places, strict=True)}
         axes = []
         nth = len(self._reduced)
-        for i, v in enumerate(v for v in block.iter_vars if int(v.iter_type) == REDUCE):
+        for i, v in enumerate(reduced_of(block)):
             axis = Axis(f"r{nth}_{i}", int(v.dom.extent))
             inside[v.var] = axis_expr(axis)
             if axis.extent > 1:
@@ -248,7 +248,7 @@ class _Reader:
         block = self._blocks.get(node.source)
         if block is None:
             raise NotANest("it reads what nothing writes")
-        spatial = [v for v in block.iter_vars if int(v.iter_type) != REDUCE]
+        spatial = spatial_of(block)
         places = [v.var for v in spatial]
         if not self._store(block).indices and all(int(v.dom.extent) == 1 for v in spatial):
             if block.init is not None:

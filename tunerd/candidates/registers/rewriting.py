@@ -14,38 +14,10 @@ _BINARY = frozenset((
 ))  # fmt: skip
 
 
-def root_of(mod: IRModule) -> Any:
-    """Return the block around all others of a module's only function."""
-    (name,) = mod.get_global_vars()
-    return mod[name].body.block
-
-
-def with_body(mod: IRModule, body: Any, buffers: Sequence[Any] | None = None) -> IRModule:
-    """Return a module with another body in its root, and other buffers there, if any are given."""
-    from tvm import ir, tirx
-    from tvm.s_tir import SBlock, SBlockRealize
-
-    (name,) = mod.get_global_vars()
-    root = root_of(mod)
-    block = SBlock(
-        [],
-        root.reads,
-        root.writes,
-        root.name_hint,
-        body,
-        None,
-        root.alloc_buffers if buffers is None else buffers,
-        None,
-        root.annotations,
-    )
-    realized = SBlockRealize([], tirx.const(True, "bool"), block)
-    return ir.IRModule({name: mod[name].with_body(realized)})
-
-
 def with_loops(
     mod: IRModule, sums: str, stored: str, written: Callable[[Any, Any], Any]
 ) -> IRModule:
-    """Return a module with other loops in place of those of its sums.
+    """Return a module of one function with other loops in place of those of its sums.
 
     mod: its blocks are the sums, whatever is computed before or behind them, and `stored`.
     sums: the block of the sums.
@@ -53,9 +25,11 @@ def with_loops(
         or one that is computed with them.
     written: returns the loops, given both blocks.
     """
-    from tvm import tirx
+    from tvm import ir, tirx
+    from tvm.s_tir import SBlock, SBlockRealize
 
-    root = root_of(mod)
+    (name,) = mod.get_global_vars()
+    root = mod[name].body.block
     nests = [*root.body] if isinstance(root.body, tirx.SeqStmt) else [root.body]
     blocks = {str(block.name_hint): block for block in map(block_in, nests)}
     loops = written(blocks[sums], blocks[stored])
@@ -68,7 +42,12 @@ def with_loops(
         elif hint != stored:
             made.append(nest)
     buffers = [each for each in root.alloc_buffers if gone is None or not each.same_as(gone)]
-    return with_body(mod, tirx.stmt_seq(*made), buffers)
+    block = SBlock(
+        [], root.reads, root.writes, root.name_hint, tirx.stmt_seq(*made), None, buffers, None,
+        root.annotations,
+    )  # fmt: skip
+    realized = SBlockRealize([], tirx.const(True, "bool"), block)
+    return ir.IRModule({name: mod[name].with_body(realized)})
 
 
 def block_in(nest: Any) -> Any:
@@ -91,7 +70,19 @@ class Rewriting:
         self, values: Mapping[Any, Any], column: tuple[Any, int, Any] | None = None
     ) -> None:
         self._values, self._column = values, column
-        self.sums: tuple[Any, Any] | None = None  # the buffer of sums, and what is read of it
+        self._sums: tuple[Any, Any] | None = None  # the buffer of sums, and what is read of it
+
+    def stored(self, block: Any, sums: Any, value: Any) -> Any:
+        """Return what stores a value of sums, or what a block behind them makes of it.
+
+        sums: their block, which `block` may be.
+        """
+        from tvm import tirx
+
+        if not block.same_as(sums):
+            self._sums = sums.writes[0].source, value
+            value = self.value_of(block.body.value)
+        return tirx.BufferStore(block.body.buffer, value, self.values_of(block.body.indices))
 
     def values_of(self, expressions: Sequence[Any]) -> list[Any]:
         return [self.value_of(each) for each in expressions]
@@ -110,8 +101,8 @@ class Rewriting:
                 return group
             return type(node)(self.value_of(node.a), self.value_of(node.b))
         if kind == "TensorLoad":
-            if self.sums is not None and node.source.same_as(self.sums[0]):
-                return self.sums[1]
+            if self._sums is not None and node.source.same_as(self._sums[0]):
+                return self._sums[1]
             return tirx.BufferLoad(node.source, self.values_of(node.indices))
         if kind == "Cast":
             return tirx.Cast(str(node.ty.dtype), self.value_of(node.value))

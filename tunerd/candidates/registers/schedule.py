@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunerd.candidates.registers.stages import with_stages
@@ -36,7 +36,7 @@ def in_stages(mod: IRModule, of: Winograd, cut: WinogradCut) -> IRModule:
     from tvm.s_tir import Schedule
 
     scheduling = _Scheduling(Schedule(mod, error_render_level="fast"), of.sums)
-    stored = scheduling.written(inlined=of.sums.staged)
+    stored = scheduling.written(is_staged=False)
     return with_stages(scheduling.mod, of, stored, cut)
 
 
@@ -66,20 +66,21 @@ class _Scheduling:
         )
         self._s.transform_layout(block, ("read", number), index_map)
 
-    def written(self, *, inlined: Collection[str] = ()) -> str:
+    def written(self, *, is_staged: bool = True) -> str:
         """Leave two blocks whose loops are to be written: the sums, and what is stored of them.
 
-        inlined: of the staged blocks, those that are computed where they are read.
+        is_staged: whether what pads or moves what the sums read is computed before, not within.
 
         Returns the latter, which may be the sums themselves.
         """
         s, of = self._s, self._of
         stored = of.epilogue[-1] if of.epilogue else of.sums
         kept = {stored, *of.others[-1:]}
-        for name in (*inlined, *of.aside, *of.epilogue, *of.others):
+        within = () if is_staged else of.staged
+        for name in (*within, *of.aside, *of.epilogue, *of.others):
             if name not in kept:
                 s.compute_inline(s.get_sblock(name))
-        for name in (*(n for n in of.staged if n not in inlined), *of.others[-1:]):
+        for name in (*(of.staged if is_staged else ()), *of.others[-1:]):
             self._at_root(s.get_sblock(name))
         return stored
 

@@ -71,14 +71,12 @@ class RegistersSource(CandidateSource):
         found = _templates(self.name, task.mod_json, task.target.json)
         if isinstance(found, str):
             return found
-        if TEMPLATE not in found or task.tenants > 1:
-            return dict(found)
-        made: dict[str, Sums | Winograd] = dict(found)
-        if (packed := found[TEMPLATE].packed(task.weight_args)) is not None:
-            made[PACKED] = packed
-        with contextlib.suppress(ValueError):
-            made[WINOGRAD] = Winograd.of(module_of(task), found[TEMPLATE], task.weight_args)
-        return made
+        sums, packed = found.get(TEMPLATE), None
+        if isinstance(sums, Sums) and task.tenants == 1:
+            packed = sums.packed(task.weight_args)
+        if packed is None:  # the weights are to be taken as they are
+            return {name: of for name, of in found.items() if name != WINOGRAD}
+        return found | {PACKED: packed}
 
 
 class VnniSource(RegistersSource):
@@ -94,7 +92,7 @@ class FmaSource(RegistersSource):
 
 
 @functools.lru_cache(CACHED_TASKS)
-def _templates(name: str, mod_json: str, target_json: str) -> dict[str, Sums] | str:
+def _templates(name: str, mod_json: str, target_json: str) -> dict[str, Sums | Winograd] | str:
     import tvm
 
     target = json.loads(target_json)
@@ -107,10 +105,14 @@ def _templates(name: str, mod_json: str, target_json: str) -> dict[str, Sums] | 
         )
     except ValueError as error:
         return str(error)
-    mod, found, why = tvm.ir.load_json(mod_json), {}, ""
+    mod, why = tvm.ir.load_json(mod_json), ""
+    found: dict[str, Sums | Winograd] = {}
     for template in (TEMPLATE, OVERLAPPING):
         try:
             found[template] = Sums.of(mod, unit, cores, is_overlapping=template == OVERLAPPING)
         except ValueError as error:
             why = why or str(error)
+    if isinstance(sums := found.get(TEMPLATE), Sums):
+        with contextlib.suppress(ValueError):
+            found[WINOGRAD] = Winograd.of(mod, sums)
     return found or why

@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tunerd.candidates.nests.blocks import REDUCE
+from tunerd.candidates.nests.blocks import reduced_of, spatial_of
 from tunerd.candidates.registers.prefetching import asked, steps_ahead
 from tunerd.candidates.registers.rewriting import Rewriting, with_loops
-from tunerd.candidates.registers.writing import Writing, zero
-from tunerd.vocabulary.winograd import TAPS, TRANSFORMS
+from tunerd.candidates.registers.writing import Writing, block, buffer, zero
+from tunerd.vocabulary.winograd import TAPS, TRANSFORMS, Matrix
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
@@ -32,7 +32,7 @@ def with_stages(mod: IRModule, of: Winograd, stored: str, cut: WinogradCut) -> I
     ((number, layout),) = of.layouts(cut)
     (name,) = mod.get_global_vars()
     params = list(mod[name].params)
-    params[number] = tirx.decl_buffer(layout.shape, _TYPE, name=str(params[number].name))
+    params[number] = buffer(str(params[number].name), *layout.shape)
     made = with_loops(
         mod,
         of.sums.sums,
@@ -51,9 +51,9 @@ class _Stages:
     ) -> None:
         self._of, self._cut = of.sums, cut
         self._sums, self._stored, self._filters = sums, stored, filters
-        self._lanes = of.sums.unit.lanes
-        self._spatial = [v.var for v in sums.iter_vars if int(v.iter_type) != REDUCE]
-        self._reduced = [v.var for v in sums.iter_vars if int(v.iter_type) == REDUCE]
+        self.lanes = of.sums.unit.lanes
+        self._spatial = [v.var for v in spatial_of(sums)]
+        self._reduced = [v.var for v in reduced_of(sums)]
         self._write = Writing(str(self._spatial[-1].ty.dtype))
         self._size = cut.outputs + TAPS - 1
         self._high, self._wide = of.tiles_of(cut.outputs)
@@ -61,49 +61,36 @@ class _Stages:
         self._transforms = TRANSFORMS[cut.outputs]
 
     def written(self) -> Any:
-        from tvm import tirx
-
         cut, of = self._cut, self._of
         padded = math.ceil(self._tiles / cut.rows) * cut.rows
-        self._images = self._buffer("images", [self._size**2, padded, of.depth])
-        self._products = self._buffer("products", [self._size**2, padded, of.columns])
+        self._images = buffer("images", self._size**2, padded, of.depth)
+        self._products = buffer("products", self._size**2, padded, of.columns)
         kept = [self._images, self._products]
         counts = [of.rows[0], self._high // cut.high]
-        block = self._write.var("block")
-        self._batch, self._first = self._write.unfused(block, counts)
+        number = self._write.var("block")
+        self._batch, self._first = self._write.unfused(number, counts)
         # Blocks are spread over the cores, and where they are too few, what is in each of them.
         is_outside = of.cores > 1 and math.prod(counts) >= of.cores
-        self._inside = self._kind(of.cores > 1 and not is_outside)
+        self._is_inside = of.cores > 1 and not is_outside
         stages = [self._of_images(), self._of_products(), self._of_outputs()]
-        body = self._block("stages", stages, kept)
-        if math.prod(counts) == 1:
-            return tirx.stmt_seq(body)  # of which `block` is the only value
-        return self._write.loop(block, math.prod(counts), self._kind(is_outside), body)
+        body = block("stages", stages, kept)
+        return self._write.loop(number, math.prod(counts), body, is_parallel=is_outside)
 
     # --- stages --------------------------------------------------------------------------------
 
     def _of_images(self) -> Any:
         number = self._write.var("tile")
-        vectors = self._of.depth // self._lanes
+        vectors = self._of.depth // self.lanes
         row, column, vector = self._write.unfused(number, [self._cut.high, self._wide, vectors])
-        size = range(self._size)
-        read = [self._buffer(f"read_{i}", [self._lanes]) for i in range(self._size**2)]
-        half = [self._buffer(f"half_{i}", [self._lanes]) for i in range(self._size**2)]
         matrix = self._transforms.inputs
-        channel = vector * self._write.index(self._lanes)
-        statements = []
-        for j in size:
-            for i in size:
-                load = functools.partial(self._image, row, column, channel, i, j)
-                statements.append(self._set(read[i * self._size + j], load))
-            column_of = [read[i * self._size + j] for i in size]
-            statements += [self._sum(half[a * self._size + j], matrix[a], column_of) for a in size]
-        for a, b in itertools.product(size, size):
-            row_of = half[a * self._size : (a + 1) * self._size]
+        channel = vector * self._write.index(self.lanes)
+        half = _Half(self, matrix, functools.partial(self._image, row, column, channel))
+        for a, b in itertools.product(range(self._size), range(self._size)):
             place = [self._write.index(a * self._size + b), self._tile(row, column)]
-            statements.append(self._stored_at(self._images, place, channel, matrix[b], row_of))
-        body = self._block("image", statements, [*read, *half])
-        return self._write.loop(number, self._cut.high * self._wide * vectors, self._inside, body)
+            half.statements.append(
+                self._stored_at(self._images, place, channel, matrix[b], half.rows[a])
+            )
+        return self._spread(number, self._cut.high * self._wide * vectors, half.block("image"))
 
     def _of_products(self) -> Any:
         from tvm import tirx
@@ -112,43 +99,43 @@ class _Stages:
         number, rows = write.var("panel"), write.var("rows")
         panels = of.vectors // cut.vectors
         element, panel = write.unfused(number, [self._size**2, panels])
-        width = cut.vectors * self._lanes
+        width = cut.vectors * self.lanes
         first = rows * write.index(cut.rows)
         places = list(itertools.product(range(cut.rows), range(cut.vectors)))
-        kept = [self._buffer(f"sums_{i}", [self._lanes]) for i in range(len(places))]
+        kept = [buffer(f"sums_{i}", self.lanes) for i in range(len(places))]
         depth = write.var("depth")
 
         def added(row: int, vector: int, to: Any, lane: Any) -> Any:
             image = tirx.BufferLoad(self._images, [element, first + write.index(row), depth])
-            at = [element, panel, depth, write.index(vector * self._lanes) + lane]
+            at = [element, panel, depth, write.index(vector * self.lanes) + lane]
             product = image * tirx.BufferLoad(self._filters, at)
             return tirx.BufferStore(to, tirx.BufferLoad(to, [lane]) + product, [lane])
 
         def stored(row: int, vector: int, kept: Any, lane: Any) -> Any:
-            column = panel * write.index(width) + write.index(vector * self._lanes) + lane
+            column = panel * write.index(width) + write.index(vector * self.lanes) + lane
             at = [element, first + write.index(row), column]
             return tirx.BufferStore(self._products, tirx.BufferLoad(kept, [lane]), at)
 
         ahead = write.index(steps_ahead(width * of.unit.value_bytes))
         prefetches = [
-            asked(self._filters, [element, panel, depth + ahead, write.index(vector * self._lanes)])
+            asked(self._filters, [element, panel, depth + ahead, write.index(vector * self.lanes)])
             for vector in range(cut.vectors)
         ]
         products = [
-            self._vector(functools.partial(added, *place, to))
+            self.vector(functools.partial(added, *place, to))
             for place, to in zip(places, kept, strict=True)
         ]
         statements = [
-            *(self._vector(functools.partial(zero, to)) for to in kept),
-            self._serial(depth, of.depth, tirx.stmt_seq(*prefetches, *products)),
+            *(self.vector(functools.partial(zero, to)) for to in kept),
+            write.loop(depth, of.depth, tirx.stmt_seq(*prefetches, *products)),
             *(
-                self._vector(functools.partial(stored, *place, own))
+                self.vector(functools.partial(stored, *place, own))
                 for place, own in zip(places, kept, strict=True)
             ),
         ]
-        block = self._block("product", statements, kept)
-        body = self._serial(rows, math.ceil(self._tiles / cut.rows), block)
-        return write.loop(number, self._size**2 * panels, self._inside, body)
+        body = block("product", statements, kept)
+        body = write.loop(rows, math.ceil(self._tiles / cut.rows), body)
+        return self._spread(number, self._size**2 * panels, body)
 
     def _of_outputs(self) -> Any:
         from tvm import tirx
@@ -157,31 +144,16 @@ class _Stages:
         row, column, vector = self._write.unfused(
             number, [self._cut.high, self._wide, self._of.vectors]
         )
-        size = range(self._size)
-        read = [self._buffer(f"read_{i}", [self._lanes]) for i in range(self._size**2)]
-        half = [self._buffer(f"half_{i}", [self._lanes]) for i in range(own * self._size)]
-        made = [self._buffer(f"made_{i}", [self._lanes]) for i in range(own**2)]
         matrix = self._transforms.outputs
-        channel = vector * self._write.index(self._lanes)
-        statements = []
-        for b in size:
-            for a in size:
-                place = [self._write.index(a * self._size + b), self._tile(row, column)]
-                load = functools.partial(self._product, place, channel)
-                statements.append(self._set(read[a * self._size + b], load))
-            column_of = [read[a * self._size + b] for a in size]
-            statements += [
-                self._sum(half[i * self._size + b], matrix[i], column_of) for i in range(own)
-            ]
+        channel = vector * self._write.index(self.lanes)
+        half = _Half(self, matrix, functools.partial(self._product, row, column, channel))
         for i, j in itertools.product(range(own), range(own)):
-            row_of = half[i * self._size : (i + 1) * self._size]
-            to = made[i * own + j]
-            store = functools.partial(self._output, row, column, channel, i, j, to)
-            body = tirx.stmt_seq(self._sum(to, matrix[j], row_of), self._vector(store))
-            statements.append(self._where_there(row, column, i, j, body))
-        block = self._block("output", statements, [*read, *half, *made])
+            made = half.buffer(f"made_{i}_{j}")
+            store = functools.partial(self._output, row, column, channel, i, j, made)
+            body = tirx.stmt_seq(self.sum(made, matrix[j], half.rows[i]), self.vector(store))
+            half.statements.append(self._where_there(row, column, i, j, body))
         count = self._cut.high * self._wide * self._of.vectors
-        return self._write.loop(number, count, self._inside, block)
+        return self._spread(number, count, half.block("output"))
 
     # --- values --------------------------------------------------------------------------------
 
@@ -197,9 +169,10 @@ class _Stages:
             return value
         return tirx.if_then_else(there, value, tirx.const(0.0, _TYPE))
 
-    def _product(self, place: Sequence[Any], channel: Any, lane: Any) -> Any:
+    def _product(self, row: Any, column: Any, channel: Any, a: int, b: int, lane: Any) -> Any:
         from tvm import tirx
 
+        place = [self._write.index(a * self._size + b), self._tile(row, column)]
         return tirx.BufferLoad(self._products, [*place, channel + lane])
 
     def _output(
@@ -208,16 +181,11 @@ class _Stages:
         """Return what stores an output, or what is made of it."""
         from tvm import tirx
 
-        stored, value = self._stored, tirx.BufferLoad(made, [lane])
-        spatial = [v.var for v in stored.iter_vars if int(v.iter_type) != REDUCE]
         y, x = self._corner(row, column)
         at = [self._batch, y + self._write.index(i), x + self._write.index(j), channel + lane]
+        spatial = (v.var for v in spatial_of(self._stored))
         rewriting = Rewriting(dict(zip(spatial, at, strict=True)))
-        if not stored.same_as(self._sums):
-            rewriting.sums = self._sums.writes[0].source, value
-            value = rewriting.value_of(stored.body.value)
-        places = rewriting.values_of(stored.body.indices)
-        return tirx.BufferStore(stored.body.buffer, value, places)
+        return rewriting.stored(self._stored, self._sums, tirx.BufferLoad(made, [lane]))
 
     def _where_there(self, row: Any, column: Any, i: int, j: int, body: Any) -> Any:
         from tvm import tirx
@@ -257,47 +225,61 @@ class _Stages:
 
     # --- statements ----------------------------------------------------------------------------
 
-    def _set(self, to: Any, value: Callable[[Any], Any]) -> Any:
+    def set(self, to: Any, value: Callable[[Any], Any]) -> Any:
+        """Return what sets a vector. value: of a lane, given its number."""
         from tvm import tirx
 
-        return self._vector(lambda lane: tirx.BufferStore(to, value(lane), [lane]))
+        return self.vector(lambda lane: tirx.BufferStore(to, value(lane), [lane]))
 
-    def _sum(self, to: Any, factors: Sequence[float], of: Sequence[Any]) -> Any:
-        return self._set(to, lambda lane: _weighted(factors, of, lane))
+    def sum(self, to: Any, factors: Sequence[float], of: Sequence[Any]) -> Any:
+        """Return what sets a vector to the sum of others, each times its factor."""
+        return self.set(to, lambda lane: _weighted(factors, of, lane))
 
     def _stored_at(
         self, to: Any, place: Sequence[Any], channel: Any, factors: Sequence[float], of: Any
     ) -> Any:
         from tvm import tirx
 
-        return self._vector(
+        return self.vector(
             lambda lane: tirx.BufferStore(
                 to, _weighted(factors, of, lane), [*place, channel + lane]
             )
         )
 
-    def _vector(self, store: Callable[[Any], Any]) -> Any:
-        return self._write.vector(self._lanes, store)
+    def vector(self, store: Callable[[Any], Any]) -> Any:
+        return self._write.vector(self.lanes, store)
 
-    def _serial(self, number: Any, count: int, body: Any) -> Any:
-        return self._write.loop(number, count, self._kind(False), body)
+    def _spread(self, number: Any, count: int, body: Any) -> Any:
+        """Return a stage's loop, which is over the cores where no loop around it is."""
+        return self._write.loop(number, count, body, is_parallel=self._is_inside)
 
-    def _kind(self, is_parallel: bool) -> Any:
-        from tvm import tirx
 
-        return tirx.ForKind.PARALLEL if is_parallel else tirx.ForKind.SERIAL
+class _Half:
+    """The statements that read a tile and apply a matrix to its columns.
 
-    def _buffer(self, name: str, shape: Sequence[int]) -> Any:
-        from tvm import tirx
+    rows: what they make, vectors in the order of the matrix's rows, and of the tile's columns.
+    """
 
-        return tirx.decl_buffer(shape, _TYPE, name=name)
+    def __init__(self, of: _Stages, matrix: Matrix, value: Callable[[int, int, Any], Any]) -> None:
+        """value: of an element of the tile, by its row, its column and the lane."""
+        self._of, self._buffers = of, list[Any]()
+        self.statements: list[Any] = []
+        size = range(len(matrix[0]))
+        self.rows = [[self.buffer(f"half_{a}_{j}") for j in size] for a in range(len(matrix))]
+        for j in size:
+            read = [self.buffer(f"read_{i}_{j}") for i in size]
+            for i, to in enumerate(read):
+                self.statements.append(of.set(to, functools.partial(value, i, j)))
+            for row, factors in zip(self.rows, matrix, strict=True):
+                self.statements.append(of.sum(row[j], factors, read))
 
-    def _block(self, name: str, statements: Sequence[Any], buffers: Sequence[Any]) -> Any:
-        from tvm import tirx
-        from tvm.s_tir import SBlock, SBlockRealize
+    def buffer(self, name: str) -> Any:
+        """Return one more vector."""
+        self._buffers.append(buffer(name, self._of.lanes))
+        return self._buffers[-1]
 
-        block = SBlock([], [], [], name, tirx.stmt_seq(*statements), None, buffers)
-        return SBlockRealize([], tirx.const(True, "bool"), block)
+    def block(self, name: str) -> Any:
+        return block(name, self.statements, self._buffers)
 
 
 def _weighted(factors: Sequence[float], of: Sequence[Any], lane: Any) -> Any:

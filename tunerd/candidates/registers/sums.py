@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tunerd.candidates.nests.blocks import REDUCE, blocks_of
+from tunerd.candidates.nests.blocks import blocks_of, reduced_of, spatial_of
 from tunerd.candidates.registers import units
 from tunerd.candidates.registers.schedule import scheduled
 from tunerd.candidates.registers.units import Unit, is_shifted
@@ -32,7 +32,7 @@ L1_BYTES, L2_BYTES = 32 << 10, 1 << 20
 _L2_WAYS = 8
 _L1_WAYS, _PAGE_BYTES = 8, 4096  # a way of the L1 cache is a page, on x86-64
 _CROWDED = 1.3  # times as long, where the rows of a tile displace each other there
-L2_BYTES_PER_CYCLE, _L3_BYTES_PER_CYCLE = 40.0, 16.0
+L2_BYTES_PER_CYCLE, L3_BYTES_PER_CYCLE = 40.0, 16.0
 _NOT_HIDDEN = 0.25  # of the lesser of computing and loading, which the other does not hide
 LATENCY = 5.0  # cycles until a sum can be added to again
 HERTZ = 3.5e9
@@ -99,9 +99,9 @@ class Sums:
         derived = {block.writes[0].source}
         epilogue: list[str] = []
         others: list[str] = []
-        spatial = [v for v in block.iter_vars if int(v.iter_type) != REDUCE]
+        spatial = spatial_of(block)
         extents = [int(v.dom.extent) for v in spatial]
-        depth = [int(v.dom.extent) for v in block.iter_vars if int(v.iter_type) == REDUCE]
+        depth = [int(v.dom.extent) for v in reduced_of(block)]
         for each in blocks[place + 1 :]:
             own = [int(v.dom.extent) for v in each.iter_vars]
             if not any(region.source in derived for region in each.reads):
@@ -168,10 +168,10 @@ class Sums:
     def tiles(self) -> Iterator[Cut]:
         whole = [1 if apart else rows for rows, apart in zip(self.rows, self.apart, strict=True)]
         high, wide = ([1, 1, *whole])[-2:]
-        for height, width in itertools.product(_divisors(high), _divisors(wide)):
+        for height, width in itertools.product(divisors(high), divisors(wide)):
             if height * width > _MOST_ROWS:
                 continue
-            for vectors in _divisors(self.vectors):
+            for vectors in divisors(self.vectors):
                 used = height * width * vectors + vectors
                 if vectors > _MOST_VECTORS or used > self.unit.registers:
                     continue
@@ -201,11 +201,11 @@ class Sums:
         panel = self.steps * unit.vector_bytes * tile.vectors  # weights of a tile
         panels = all_vectors / tile.vectors
         far = panel if tile.columns_outside else panel * panels
-        bandwidth = L2_BYTES_PER_CYCLE if far <= self._kept_bytes(tile) else _L3_BYTES_PER_CYCLE
+        bandwidth = L2_BYTES_PER_CYCLE if far <= self._kept_bytes(tile) else L3_BYTES_PER_CYCLE
         loaded = tiles * panel / bandwidth if far > L1_BYTES else 0.0
         read = math.prod(self.rows) * self.depth * unit.value_bytes  # for each panel, or once
         if tile.columns_outside and read > L2_BYTES and not self.has_own_rows:
-            loaded += read * panels / cores / _L3_BYTES_PER_CYCLE
+            loaded += read * panels / cores / L3_BYTES_PER_CYCLE
         return overlapped(cycles, loaded) / HERTZ
 
     def _kept_bytes(self, tile: Cut) -> int:
@@ -303,5 +303,6 @@ def _reads_in_place(block: Any, buffers: Collection[Any]) -> bool:
     )
 
 
-def _divisors(of: int) -> list[int]:
+def divisors(of: int) -> list[int]:
+    """Return what divides a number without a rest, up to 64."""
     return [n for n in range(1, min(of, 64) + 1) if of % n == 0]

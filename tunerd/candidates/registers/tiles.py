@@ -19,11 +19,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tunerd.candidates.nests.blocks import REDUCE
+from tunerd.candidates.nests.blocks import reduced_of, spatial_of
 from tunerd.candidates.registers.prefetching import asked, steps_ahead
 from tunerd.candidates.registers.rewriting import Rewriting, with_loops
 from tunerd.candidates.registers.units import operands
-from tunerd.candidates.registers.writing import Writing, zero
+from tunerd.candidates.registers.writing import Writing, block, buffer, zero
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
@@ -59,21 +59,16 @@ class _Loops:
         self._of, self._cut, self._params = of, cut, params
         self._sums, self._stored = sums, stored
         self._lanes = of.unit.lanes
-        self._spatial = [v for v in sums.iter_vars if int(v.iter_type) != REDUCE]
-        self._dtype = str(self._spatial[-1].var.ty.dtype)
-        self._write = Writing(self._dtype)
+        self._write = Writing(str(spatial_of(sums)[-1].var.ty.dtype))
 
     def written(self) -> Any:
-        from tvm import tirx
-        from tvm.s_tir import SBlock, SBlockRealize
-
         of, cut = self._of, self._cut
         rank = len(of.rows)
         tile = cut.tile(rank)
         around = [rows // own for rows, own in zip(of.rows, tile, strict=True)]
         panels = [of.groups, of.vectors // cut.vectors]
         counts = [*panels, *around] if cut.columns_outside else [*around, *panels]
-        number = tirx.Var("tile", self._dtype)
+        number = self._write.var("tile")
         at = self._write.unfused(number, counts)
         (group, panel), outer = (at[:2], at[2:]) if cut.columns_outside else (at[-2:], at[:-2])
         places = [
@@ -81,19 +76,15 @@ class _Loops:
             for rows in self._rows(outer, tile)
         ]
         flat = [place for row in places for place in row]
-        kept = [
-            tirx.decl_buffer([self._lanes], "float32", name=f"sums_{i}") for i in range(len(flat))
-        ]
+        kept = [buffer(f"sums_{i}", self._lanes) for i in range(len(flat))]
         statements = [
             *(each for place in flat for each in self._asked_behind(place)),
             *(self._write.vector(self._lanes, functools.partial(zero, to)) for to in kept),
             self._added(flat, kept),
             *(self._store(place, at) for place, at in zip(flat, kept, strict=True)),
         ]
-        block = SBlock([], [], [], "tile", tirx.stmt_seq(*statements), None, kept)
-        body = SBlockRealize([], tirx.const(True, "bool"), block)
-        kind = tirx.ForKind.PARALLEL if of.cores > 1 else tirx.ForKind.SERIAL
-        return self._write.loop(number, math.prod(counts), kind, body)
+        body = block("tile", statements, kept)
+        return self._write.loop(number, math.prod(counts), body, is_parallel=of.cores > 1)
 
     # --- places --------------------------------------------------------------------------------
 
@@ -122,8 +113,8 @@ class _Loops:
         """Return the loops over the depth, in which each vector of a tile is added to."""
         from tvm import tirx
 
-        reduced = [v for v in self._sums.iter_vars if int(v.iter_type) == REDUCE]
-        own = {v.var: tirx.Var(str(v.var.name), self._dtype) for v in reduced}
+        reduced = reduced_of(self._sums)
+        own = {v.var: self._write.var(str(v.var.name)) for v in reduced}
         product = self._sums.body.value.b
 
         def added(place: _Place, to: Any) -> Any:
@@ -136,7 +127,7 @@ class _Loops:
         ahead = self._asked_ahead(places[: self._cut.vectors], own)
         body = tirx.stmt_seq(*ahead, *map(added, places, kept))
         for v in reversed(reduced):
-            body = self._write.loop(own[v.var], int(v.dom.extent), tirx.ForKind.SERIAL, body)
+            body = self._write.loop(own[v.var], int(v.dom.extent), body)
         return body
 
     def _asked_ahead(self, row: Sequence[_Place], reduced: Mapping[Any, Any]) -> list[Any]:
@@ -173,21 +164,15 @@ class _Loops:
         """Return what stores a vector of sums, or what is made of it."""
         from tvm import tirx
 
-        stored = self._stored
-
         def store(lane: Any) -> Any:
-            value = tirx.BufferLoad(kept, [lane])
-            at = self._at(place, lane, stored, {})
-            if not stored.same_as(self._sums):
-                at.sums = self._sums.writes[0].source, value
-                value = at.value_of(stored.body.value)
-            return tirx.BufferStore(stored.body.buffer, value, at.values_of(stored.body.indices))
+            at = self._at(place, lane, self._stored, {})
+            return at.stored(self._stored, self._sums, tirx.BufferLoad(kept, [lane]))
 
         return self._write.vector(self._lanes, store)
 
-    def _at(self, place: _Place, lane: Any, block: Any, reduced: Mapping[Any, Any]) -> Rewriting:
+    def _at(self, place: _Place, lane: Any, of: Any, reduced: Mapping[Any, Any]) -> Rewriting:
         """Return what a block's expressions are at a lane of a vector, by default the first."""
-        spatial = [v.var for v in block.iter_vars if int(v.iter_type) != REDUCE]
+        spatial = [v.var for v in spatial_of(of)]
         within = place.first if lane is None else place.first + lane
         column = place.group * self._write.index(self._of.columns) + within
         values = {**dict(zip(spatial, [*place.rows, column], strict=True)), **reduced}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tunerd.candidates.nests.blocks import REDUCE
+from tunerd.candidates.nests.blocks import reduced_of, spatial_of
 from tunerd.candidates.registers.intrinsic import register_intrinsic
 from tunerd.vocabulary.model import INTEGER_PRODUCTS, STAGED, VNNI_GROUP, VNNI_LANES
 
@@ -147,8 +147,8 @@ def _products(blocks: Sequence[Any], params: Sequence[Any]) -> int:
     if not is_sum or not all(isinstance(x, ir.TensorLoad) for x in (value.b.a, value.b.b)):
         raise ValueError("it has no sums of products")
     weights = value.b.b
-    spatial = [v for v in block.iter_vars if int(v.iter_type) != REDUCE]
-    reduced = [v for v in block.iter_vars if int(v.iter_type) == REDUCE]
+    spatial = spatial_of(block)
+    reduced = reduced_of(block)
     column = spatial[-1].var
     *before, last = weights.indices
     is_by_columns = last.same_as(column) and is_shifted(store.indices[-1], column)
@@ -167,7 +167,7 @@ def group_columns(block: Any) -> int:
     its own, which lie as columns do, as of a depthwise convolution. Raises ValueError where columns
     read rows in another way.
     """
-    column = [v for v in block.iter_vars if int(v.iter_type) != REDUCE][-1]
+    column = spatial_of(block)[-1]
     count = int(column.dom.extent)
     *before, last = operands(block)[0].indices
     sizes = set().union(*(_divisors_of(column.var, index) for index in (*before, last)))

@@ -9,12 +9,11 @@ outputs, with what follows the convolution. What is between the stages stays in 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tunerd.candidates.nests.blocks import REDUCE, blocks_of
+from tunerd.candidates.nests.blocks import blocks_of, reduced_of, spatial_of
 from tunerd.candidates.registers import sums as of_sums
 from tunerd.candidates.registers.schedule import in_stages
 from tunerd.candidates.registers.sums import Sums
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
 _FEWEST_SUMS = 6  # of a tile in registers, if there are as many: fewer wait for each other
 _MOST_WASTED = 1.15  # of rows, where those of a block are no multiple of a register tile's
 _KEPT_BYTES = 4 << 20  # most that is between the stages
-_L2_TO_L3_BYTES_PER_CYCLE = 16.0  # written, and read in order again
-_L3_BYTES_PER_CYCLE = 4.0  # of filters, each of which is read once: what one Xeon core obtained
+_FILTER_BYTES_PER_CYCLE = 4.0  # of the L3 cache, each read once: what one Xeon core obtained
 
 
 @dataclass(frozen=True, order=True)
@@ -49,16 +47,12 @@ class Winograd:
     sums: Sums
 
     @classmethod
-    def of(cls, mod: IRModule, sums: Sums, weight_args: Collection[int]) -> Winograd:
-        """Read a task's module; raises ValueError where it is none.
-
-        sums: of this module.
-        weight_args: the parameters that are the model's weights, which alone can be transformed.
-        """
-        if len(sums.rows) != 3 or sums.taps != (TAPS, TAPS) or sums.groups != 1:
+    def of(cls, mod: IRModule, sums: Sums) -> Winograd:
+        """Read a task's module; raises ValueError where it is none. sums: of this module."""
+        if len(sums.rows) != 3 or sums.taps != (TAPS, TAPS) or sums.has_own_rows:
             raise ValueError("it is no convolution of 3 x 3")
-        if sums.weights is None or sums.weights[0] not in weight_args or sums.has_own_rows:
-            raise ValueError("its filters are none of the model's weights")
+        if sums.weights is None or sums.groups > 1:
+            raise ValueError("its filters are of integers, or of groups")
         if sums.depth % sums.unit.lanes:
             raise ValueError(f"its {sums.depth} channels fill no vectors")
         (block,) = (b for b, _ in blocks_of(mod["main"]) if str(b.name_hint) == sums.sums)
@@ -70,12 +64,11 @@ class Winograd:
         unit = self.sums.unit
         for outputs in TRANSFORMS:
             high, wide = self.tiles_of(outputs)
-            values = 4 * (outputs + TAPS - 1) ** 2 * (self.sums.depth + self.sums.columns)
-            for of_block in _divisors(high):
+            for of_block in of_sums.divisors(high):
                 all_rows = of_block * wide
-                if of_block > 1 and all_rows * values > _KEPT_BYTES:
+                if of_block > 1 and self._bytes_between(outputs, all_rows) > _KEPT_BYTES:
                     continue
-                for vectors in _divisors(self.sums.vectors):
+                for vectors in of_sums.divisors(self.sums.vectors):
                     for rows in range(1, min(16, all_rows) + 1):
                         used = rows * vectors
                         wasted = math.ceil(all_rows / rows) * rows / all_rows
@@ -112,30 +105,31 @@ class Winograd:
         of_products = register_tiles * (sums.depth * step + 2.0 * used + 10.0)
         cycles = (of_inputs + of_products + of_outputs) * blocks
         filters = 4 * size**2 * sums.depth * sums.columns
-        between = 4 * size**2 * all_tiles * (sums.depth + sums.columns)
+        between = self._bytes_between(cut.outputs, all_tiles)
         # One block after the other finds the filters in the L2 cache, where they have room there.
         times = blocks if filters + between > of_sums.L2_BYTES else 1
-        loaded = filters * times / _L3_BYTES_PER_CYCLE
+        loaded = filters * times / _FILTER_BYTES_PER_CYCLE
         if between > of_sums.L2_BYTES:
-            loaded += 2 * between * blocks / _L2_TO_L3_BYTES_PER_CYCLE
+            loaded += 2 * between * blocks / of_sums.L3_BYTES_PER_CYCLE
         cores = max(1, sums.cores)
         # Blocks are spread over the cores; where they are fewer, what is in each of them is.
         alone = cores if blocks < cores else blocks / math.ceil(blocks / cores)
         return of_sums.overlapped(cycles / alone, loaded / cores) / of_sums.HERTZ
 
-    @cached_property
-    def _logs(self) -> tuple[float, ...]:
-        sums = self.sums
-        sizes = (math.prod(sums.rows), sums.columns, sums.depth)
-        return tuple(map(math.log2, sizes))
+    def _bytes_between(self, outputs: int, tiles: int) -> int:
+        """Return the bytes that lie between the stages, of so many tiles."""
+        return 4 * (outputs + TAPS - 1) ** 2 * tiles * (self.sums.depth + self.sums.columns)
 
     def features(self, cut: WinogradCut, sms: float) -> tuple[float, ...]:
         """Return as many as `Sums.features` does."""
-        own = (cut.high, cut.rows, cut.vectors, cut.rows * cut.vectors)
-        products = ((cut.outputs + TAPS - 1) ** 2, self.sums.depth)
+        sums = self.sums
+        sizes = (
+            cut.high, cut.rows, cut.vectors, cut.rows * cut.vectors,
+            math.prod(sums.rows), sums.columns, sums.depth, (cut.outputs + TAPS - 1) ** 2,
+            sums.depth,
+        )  # fmt: skip
         secs = math.log2(self.estimated_secs(cut, sms))
-        logs = (*map(math.log2, own), *self._logs, *map(math.log2, products))
-        return (*logs, float(cut.outputs), 1.0, 3.0, secs)
+        return (*map(math.log2, sizes), float(cut.outputs), 1.0, 3.0, secs)
 
     def layouts(self, cut: WinogradCut) -> tuple[tuple[int, Layout], ...]:
         """Return `LoweredKernel.layouts` of a cut: transformed, those of a panel in one piece."""
@@ -157,10 +151,6 @@ def _cycles(matrix: Matrix, columns: int, stored: int) -> float:
     return used * (size + columns) / 2 + size**2 / 2 + stored * columns
 
 
-def _divisors(of: int) -> list[int]:
-    return [n for n in range(1, of + 1) if of % n == 0]
-
-
 def _is_dense(block: Any) -> bool:
     """Whether sums read a value as far away as their tap is from the first one, in both directions.
 
@@ -168,8 +158,8 @@ def _is_dense(block: Any) -> bool:
     """
     from tvm import tirx
 
-    spatial = [v.var for v in block.iter_vars if int(v.iter_type) != REDUCE]
-    reduced = [v.var for v in block.iter_vars if int(v.iter_type) == REDUCE]
+    spatial = [v.var for v in spatial_of(block)]
+    reduced = [v.var for v in reduced_of(block)]
     image, filters = operands(block)
     expected = [*spatial[:1], *zip(spatial[1:3], reduced[:2], strict=True), reduced[2]]
 

@@ -25,9 +25,10 @@ class Writing:
 
         return tirx.Var(name, self.dtype)
 
-    def loop(self, number: Any, count: int, kind: Any, body: Any) -> Any:
+    def loop(self, number: Any, count: int, body: Any, *, is_parallel: bool = False) -> Any:
         from tvm import tirx
 
+        kind = tirx.ForKind.PARALLEL if is_parallel else tirx.ForKind.SERIAL
         return tirx.For(number, self.index(0), self.index(count), kind, body)
 
     def vector(self, lanes: int, store: Callable[[Any], Any]) -> Any:
@@ -35,7 +36,8 @@ class Writing:
         from tvm import tirx
 
         lane = self.var("lane")
-        return self.loop(lane, lanes, tirx.ForKind.VECTORIZED, store(lane))
+        kind = tirx.ForKind.VECTORIZED
+        return tirx.For(lane, self.index(0), self.index(lanes), kind, store(lane))
 
     def unfused(self, number: Any, counts: Sequence[int]) -> list[Any]:
         """Return the indices of loops that are fused into one."""
@@ -47,6 +49,22 @@ class Writing:
             found.append(self.index(0) if is_one else tirx.floormod(rest, self.index(count)))
             rest = rest if is_one else tirx.floordiv(rest, self.index(count))
         return found[::-1]
+
+
+def buffer(name: str, *shape: int) -> Any:
+    """Return memory for values of fp32."""
+    from tvm import tirx
+
+    return tirx.decl_buffer(shape, "float32", name=name)
+
+
+def block(name: str, statements: Sequence[Any], buffers: Sequence[Any]) -> Any:
+    """Return statements with the memory that they alone use."""
+    from tvm import tirx
+    from tvm.s_tir import SBlock, SBlockRealize
+
+    made = SBlock([], [], [], name, tirx.stmt_seq(*statements), None, buffers)
+    return SBlockRealize([], tirx.const(True, "bool"), made)
 
 
 def zero(to: Any, lane: Any) -> Any:
