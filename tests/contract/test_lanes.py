@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 import tunerd
 from tests.lib.artifact_fixtures import model_of
@@ -319,6 +319,28 @@ def test_a_kernel_of_others_gets_a_weight_gathered_where_it_takes_an_activation(
     kernels = [v.name_hint for v, _ in own.mod.functions_items() if "product" in v.name_hint]
     assert len(kernels) == 2  # with one argument as a weight, and with both
     assert text.count("R.call_tir(gather") == 1  # of the output
+
+
+def test_each_lane_gets_the_constants_of_the_model(tmp_path: Path) -> None:
+    def constant(name: str, value: Any) -> Any:
+        of = numpy_helper.from_array(np.array(value, "int64"))
+        return helper.make_node("Constant", [], [name], value=of)
+
+    nodes = [  # one of three parts of a product, as exported attention takes its queries
+        constant("parts", [6, 3, 8]),
+        constant("second", 1),
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Reshape", ["a", "parts"], ["b"]),
+        helper.make_node("Gather", ["b", "second"], ["y"], axis=1),
+    ]
+    weights = {"w": floats(8, 24, seed=1)}
+    model = model_of(nodes, weights, inputs={"x": (6, 8)}, outputs={"y": (6, 8)})
+    lanes = tunerd.load(super_artifact(model, tmp_path / "super", (2,)))
+    alone = tunerd.load(artifact_of(model, tmp_path / "alone"))
+    expected = expected_of(model)
+    pairs = pairs_of(outputs_of(lanes, alone, inputs_for(expected.inputs)))
+    found = with_lanes(expected.verify(lanes), expected, pairs)
+    assert found.verdict is Verdict.RIGHT, found.message
 
 
 def test_lanes_are_compared_with_a_model_whose_weights_are_packed(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tvm import relax, te
-from tvm.ir import IRModule
+from tvm.ir import GenericConst, IRModule
 from tvm.target import Target
 from tvm.tirx import PrimFunc
 
@@ -129,8 +129,8 @@ class _Lanes:
             return relax.Tuple([self._value(field) for field in value.fields])
         if isinstance(value, relax.TupleGetItem):
             return relax.TupleGetItem(self._value(value.tuple_value), value.index)
-        if isinstance(value, relax.Constant):
-            rows = np.broadcast_to(value.data.numpy(), (self._count, *_shape(value.ty)))
+        if isinstance(value, GenericConst):
+            rows = np.broadcast_to(value.value.numpy(), (self._count, *_shape(value.ty)))
             return relax.const(np.ascontiguousarray(rows), str(value.ty.dtype))
         raise ValueError(f"a model for several tenants has no {type(value).__name__}: {value}")
 

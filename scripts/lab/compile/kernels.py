@@ -108,7 +108,7 @@ def sampled_sources(mod: Any, *, kernels: int, samples: int, seed: int) -> Itera
     import tvm
     from tvm.s_tir import Schedule
     from tvm.s_tir import meta_schedule as ms
-    from tvm.s_tir.schedule import Trace
+    from tvm.s_tir.schedule import ScheduleError, Trace
 
     target = tvm.target.Target(TARGET)
     with target:
@@ -119,7 +119,7 @@ def sampled_sources(mod: Any, *, kernels: int, samples: int, seed: int) -> Itera
             schedule = Schedule(mod, seed=seed + draw + 1, error_render_level="fast")
             try:
                 Trace(space.insts, {}).apply_to_schedule(schedule, remove_postproc=True)
-            except tvm.TVMError:
+            except ScheduleError:
                 continue
             if all(rule.apply(schedule) for rule in context.space_generator.postprocs):
                 try:
