@@ -11,7 +11,6 @@ from lab.colocation import slowdowns
 from lab.colocation.slowdowns import in_order
 from tests.lib.artifact_fixtures import tiny_artifact
 from tunerd.colocation.planning.pairs import PAIRS, Pair, Side, append, read_pairs
-from tunerd.system import host
 from tunerd.vocabulary.verdict import Interval
 
 
@@ -40,7 +39,7 @@ def test_pairs_are_measured_once_and_too_few_teach_nothing(
 def test_what_was_measured_is_learned_from_and_the_calibration_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    device = host.facts().cpu_model
+    device = "another machine's"
     sizes = {f"m{n}": 10.0 ** (6 + n / 3) for n in range(6)}
 
     def side(name: str, share: int) -> Side:
@@ -55,7 +54,7 @@ def test_what_was_measured_is_learned_from_and_the_calibration_is_written(
             for x in [1 + 0.1 * (100 - s) / 100]
         ],
     )
-    slowdowns.main(["--estimate-only", "--device", "cpu", "--out", str(tmp_path)])
+    slowdowns.main(["--estimate-only", "--out", str(tmp_path)])
     shown = capsys.readouterr().out
     assert "at most 5%: yes" in shown
     assert "| m0 at 75% | m1 at 25% | 1.025 |" in shown

@@ -16,7 +16,13 @@ import pytest
 from tunerd.colocation.load.alone import AgainstAlone
 from tunerd.colocation.plan import Member, Plan
 from tunerd.colocation.planning import pairs
-from tunerd.colocation.planning.estimates import LEVEL, SlowdownModel, model_of
+from tunerd.colocation.planning.estimates import (
+    LEVEL,
+    Calibration,
+    Checked,
+    SlowdownModel,
+    model_of,
+)
 from tunerd.colocation.planning.pairs import PAIRS, Pair, Pairs, Side, append, read_pairs
 from tunerd.errors import InputError
 from tunerd.report.calibration import calibration_plot
@@ -69,9 +75,22 @@ def model() -> SlowdownModel:
 
 def test_pairs_of_models_that_were_left_out_are_estimated_well(model: SlowdownModel) -> None:
     assert model.calibration.median_error < 0.05
+    assert model.calibration.median_error < 0.7 * model.calibration.median_error_of_constant
     assert model.calibration.coverage >= LEVEL - 0.03
     wide = [each.estimate.high / each.estimate.low for each in model.calibration.checked]
     assert np.median(wide) < 1.2  # an interval that holds everything tells nothing
+
+
+def test_the_constant_that_estimates_have_to_beat_is_of_other_models() -> None:
+    a, b, c = (Side(name, name, 50, {}) for name in "abc")
+
+    def checked(of: Side, beside: Side, slowdown: float) -> Checked:
+        exactly = Interval(slowdown, slowdown, slowdown)
+        return Checked(Pair(of, beside, DEVICE, exactly, "a law"), exactly)
+
+    found = Calibration((checked(a, b, 2.0), checked(b, a, 2.0), checked(a, c, 1.0)))
+    assert found.median_error == 0
+    assert found.median_error_of_constant == pytest.approx(0.5)  # 1.0 is said of 2.0
 
 
 def test_pairs_that_lack_a_feature_teach_without_it() -> None:

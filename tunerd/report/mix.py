@@ -93,6 +93,7 @@ def mix_json(found: PlannedMix) -> dict[str, Any]:
     if (model := found.pairs.model) is not None:
         document["calibration"] = {
             "median_error": model.calibration.median_error,
+            "median_error_of_constant": model.calibration.median_error_of_constant,
             "coverage": model.calibration.coverage,
             "level": LEVEL,
             "pairs": len(model.calibration.checked),
@@ -279,7 +280,9 @@ def _proven(each: Proven) -> tuple[str, ...]:
 def _calibration_text(calibration: Calibration) -> str:
     return (
         f"Estimated slowdowns, each pair of models left out once: median error "
-        f"{percent_text(calibration.median_error)}, {percent_text(calibration.coverage)} of "
+        f"{percent_text(calibration.median_error)} (always the median of the others: "
+        f"{percent_text(calibration.median_error_of_constant)}), "
+        f"{percent_text(calibration.coverage)} of "
         f"{count_text(len(calibration.checked), 'pair')} within the {LEVEL:.0%} interval."
     )
 

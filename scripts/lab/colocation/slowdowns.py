@@ -11,7 +11,7 @@ of jobs take under `pairs`. What is there is not measured again; pairs of models
 before further splits, so that a call that --until ends has as many pairs of models as it can. From
 20 pairs of 5 pairs of models on it learns from them, each pair of models estimated without itself,
 and writes slowdowns.json, slowdowns.txt and slowdowns.html, the plot of the calibration. With
---estimate-only it measures nothing.
+--estimate-only it measures nothing, and learns from pairs of any device.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def tables(found: Sequence[Pair], calibration: Calibration | None, why: str) -> 
     error, coverage = calibration.median_error, calibration.coverage
     lines += [
         f"- median error {error:.1%}, at most {MEDIAN_ERROR:.0%}: "
-        f"{'yes' if error <= MEDIAN_ERROR else 'no'}",
+        f"{'yes' if error <= MEDIAN_ERROR else 'no'}; always the median of the others: "
+        f"{calibration.median_error_of_constant:.1%}",
         f"- of {len(calibration.checked)} pairs {coverage:.0%} lie in their intervals, at least "
         f"{COVERAGE:.0%}: {'yes' if coverage >= COVERAGE else 'no'}",
     ]
@@ -129,6 +130,7 @@ def report(out: Path, document: dict[str, Any], device: str) -> str:
     if calibration is not None:
         document |= {
             "median_error": calibration.median_error,
+            "median_error_of_constant": calibration.median_error_of_constant,
             "coverage": calibration.coverage,
             "pairs": len(calibration.checked),
         }
@@ -143,6 +145,8 @@ def report(out: Path, document: dict[str, Any], device: str) -> str:
 def _device(options: argparse.Namespace) -> str:
     from tunerd.system import host
 
+    if options.estimate_only and (found := pairs.read_pairs(options.out / PAIRS)):
+        return found[-1].device
     facts = host.facts()
     return facts.gpus[0].name if options.device == "cuda" and facts.gpus else facts.cpu_model
 

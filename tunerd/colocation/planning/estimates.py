@@ -68,6 +68,20 @@ class Calibration:
         return float(np.median([each.error for each in self.checked]))
 
     @property
+    def median_error_of_constant(self) -> float:
+        """Return the error where each is said to be the median of other models' pairs.
+
+        Estimates that are not below it have learned nothing.
+        """
+        found = [each.pair for each in self.checked]
+        said = {
+            models: np.median([pair.slowdown.value for pair in found if pair.models != models])
+            for models in {pair.models for pair in found}
+        }
+        errors = [abs(said[pair.models] / pair.slowdown.value - 1) for pair in found]
+        return float(np.median(errors))
+
+    @property
     def coverage(self) -> float:
         return sum(each.is_covered for each in self.checked) / len(self.checked)
 
