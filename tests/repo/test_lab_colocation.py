@@ -1,12 +1,10 @@
-"""What the lab's scripts of models on one GPU do that takes no GPU: figures, tables, workers."""
+"""What the lab's scripts of models on one GPU do that takes no GPU: figures, tables, tenants."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tunerd
-from lab.colocation import latency, request_parts, tenants, workers
+from lab.colocation import latency, request_parts, tenants
 from lab.colocation.contenders import engine_plan
 from lab.colocation.figures import best, p99_ms, ratio, within
 from lab.colocation.gemms_table import key_of
@@ -31,8 +29,6 @@ from lab.colocation.steps import Steps, since_start
 from lab.colocation.tail_plot import dots_of, front, tails_svg
 from lab.colocation.tenants import RUNS, Kind
 from lab.colocation.ways import Ways, all_ways, chosen
-from lab.colocation.workers import Group, Worker, WorkerError, WorkerGone, close_all, wait_until
-from tests.lib import ROOT
 from tests.lib.colocation_plans import plan_of
 from tests.lib.super_models import ENCODER, artifact_of, tenant
 from tunerd.artifacts.manifest import read_all_variants
@@ -362,78 +358,6 @@ def test_other_weights_are_the_same_values_in_another_order(tmp_path: Path) -> N
     assert sorted(other.ravel()) == sorted(values.ravel())
     assert (other != values).any()
     assert drawn[1] == shape
-
-
-# --- workers -----------------------------------------------------------------------------------
-
-BODY = """
-import os, sys, time
-from lab.colocation.workers import serve, wait_until
-
-def prepare(asked):
-    print("a library says hello")
-    return {"labels": ["x"]}
-
-def sample(asked):
-    if asked["label"] == sys.argv[1]:
-        raise ValueError("not this one")
-    if asked["label"] == "end":
-        print("out of luck", file=sys.stderr, flush=True)
-        os._exit(3)
-    wait_until(asked["at"])
-    return {"began": time.monotonic() - asked["at"]}
-
-serve({"prepare": prepare, "sample": sample})
-"""
-
-
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[Group]:
-    scripts = ROOT / "scripts"
-    root = scripts.parent
-    environment = {"PYTHONPATH": f"{root}:{scripts}"}
-    made = Group(
-        [
-            Worker([sys.executable, "-c", BODY, bad], environment, tmp_path / f"{bad}.txt")
-            for bad in ("one", "two")
-        ]
-    )
-    yield made
-    close_all([made])
-
-
-def test_a_group_begins_at_one_moment(group: Group) -> None:
-    assert group.prepare(60) == [{"labels": ["x"]}] * 2
-    assert all(0 <= said["began"] < 1 for said in group.sample("x", "closed", 0.1))
-
-
-def test_what_one_worker_cannot_do_leaves_the_group_in_step(group: Group) -> None:
-    group.prepare(60)
-    with pytest.raises(WorkerError, match="ValueError: not this one") as raised:
-        group.sample("two", "closed", 0.1)
-    assert not isinstance(raised.value, WorkerGone)
-    assert len(group.sample("x", "closed", 0.1)) == 2
-
-
-def test_a_worker_that_ended_is_named_with_its_last_words(group: Group) -> None:
-    group.prepare(60)
-    with pytest.raises(WorkerGone, match="exit code 3, out of luck"):
-        group.sample("end", "closed", 0.1)
-
-
-def test_a_process_that_is_late_is_ended_and_its_last_words_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    body = "import time; print('loading m3', flush=True); time.sleep(60)"
-    monkeypatch.setattr(workers, "here", lambda *_: [sys.executable, "-c", body])
-    with pytest.raises(WorkerError, match=r"(?s)did not end within 1 s: loading m3"):
-        workers.found_by("any", log=tmp_path / "logs" / "any.txt", secs=1.0)
-
-
-def test_a_worker_waits_for_its_moment() -> None:
-    at = time.monotonic() + 0.01
-    wait_until(at)
-    assert time.monotonic() >= at
 
 
 # --- tenants -----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -182,7 +183,8 @@ def wait_until(at: float) -> None:
 def mps_daemon() -> Iterator[Callable[[int | None], dict[str, str]]]:
     """Start an MPS daemon for the first GPU; yield what makes the environment of a client.
 
-    That takes the client's share in percent, None for a client without a limit.
+    That takes the client's share in percent, None for a client without a limit. SIGTERM ends this
+    process as an exit does, so that the daemon ends, too: to the next run it would be a stranger.
     """
     from tunerd.slices.mps.control import MpsControl, clean_environment, client_environment
     from tunerd.system import host
@@ -190,7 +192,7 @@ def mps_daemon() -> Iterator[Callable[[int | None], dict[str, str]]]:
     gpu = host.facts().gpus[0]
     folder = Path(tempfile.mkdtemp(prefix="mps-"))  # short: a socket's path has 107 characters
     control = MpsControl(folder / "pipe", folder / "log", gpu.uuid)
-    control.start()
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
     def environment(pct: int | None) -> dict[str, str]:
         made = clean_environment() | client_environment(control.pipe_folder, gpu.uuid, pct or 100)
@@ -199,9 +201,11 @@ def mps_daemon() -> Iterator[Callable[[int | None], dict[str, str]]]:
         return made
 
     try:
+        control.start()
         yield environment
     finally:
         control.quit()
+        signal.signal(signal.SIGTERM, before)
 
 
 def here(module: str, *arguments: object) -> list[str]:
