@@ -406,7 +406,7 @@ def test_what_is_added_to_a_tile_is_asked_for_when_it_begins() -> None:
 
     target = llvm("cascadelake")
     task = residual(target)
-    cut = Cut(height=1, width=4, vectors=2, columns_outside=1, fused=1)
+    cut = Cut(height=1, width=4, vectors=2, columns_outside=1)
     mod = SOURCE.lower(task, Recipe(TEMPLATE, cut).text).mod
     code = tvm.tirx.build(mod, target=tvm.target.Target(target.json)).inspect_source("asm")
     assert code.count("prefetcht0") == 8
@@ -428,7 +428,7 @@ def test_where_two_units_add_up_a_tile_has_enough_sums_for_both() -> None:
     def gain(cpu: str) -> float:
         """Return what twice the sums give, where each step takes as long as one is added to."""
         sums = sums_of(convolution(llvm(cpu), size=16, kernel=3, stride=1, out=64))
-        eight, sixteen = (Cut(1, rows, 2, 0, 1) for rows in (4, 8))
+        eight, sixteen = (Cut(1, rows, 2, 0) for rows in (4, 8))
         return sums.estimated_secs(eight, 0.0) / sums.estimated_secs(sixteen, 0.0)
 
     assert gain("znver4") == gain("tigerlake") < 1.05

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tvm.runtime import Executable, Module
 
 _CUDA_MODULE = "ffi.Module.create.cuda"  # without it, TVM takes its stand-in, which holds source
+_NEAREST, _VECTORIZABLE = "tirx.nearbyint", "TVectorizable"
 NO_LINKER = (
     "Builds need a linker: neither `ld` nor a C compiler is on the PATH. "
     "Install one, for example with: apt-get install binutils"
@@ -49,7 +50,19 @@ def load_tvm() -> Any:
 
     if tvm.get_global_func(_CUDA_MODULE, allow_missing=True) is not None:
         remove_global_func(_CUDA_MODULE)
+    _vectorize_roundings()
     return tvm
+
+
+def _vectorize_roundings() -> None:
+    """Let loops that round be vectors. TVM splits one into scalars where an operator is not known.
+
+    What quantizes rounds to the nearest even integer, as no other operator does.
+    """
+    from tvm.ir import Op, register_op_attr
+
+    if not Op.get(_NEAREST).get_attr(_VECTORIZABLE):
+        register_op_attr(_NEAREST, _VECTORIZABLE, True)
 
 
 def export_library(

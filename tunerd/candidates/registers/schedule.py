@@ -1,8 +1,7 @@
-"""The schedule of a cut of sums: which loops it has, in which order, and what is in vectors."""
+"""What is done to a task before the loops of its sums are written: by schedules of TVM."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunerd.candidates.registers.stages import with_stages
@@ -24,11 +23,8 @@ def scheduled(mod: IRModule, sums: Sums, cut: Cut) -> IRModule:
     scheduling = _Scheduling(Schedule(mod, error_render_level="fast"), sums)
     for _, layout in sums.layouts(cut):
         scheduling.pack(layout)
-    if sums.unit.intrinsic is None:
-        stored = scheduling.written()
-        return with_tiles(scheduling.mod, sums, stored, cut)
-    scheduling.cut(cut)
-    return scheduling.mod
+    stored = scheduling.written()
+    return with_tiles(scheduling.mod, sums, stored, cut)
 
 
 def in_stages(mod: IRModule, of: Winograd, cut: WinogradCut) -> IRModule:
@@ -44,7 +40,7 @@ class _Scheduling:
     """Applies a cut to a schedule."""
 
     def __init__(self, schedule: Any, sums: Sums) -> None:
-        self._s, self._of, self._unit = schedule, sums, sums.unit
+        self._s, self._of = schedule, sums
 
     @property
     def mod(self) -> IRModule:
@@ -83,78 +79,6 @@ class _Scheduling:
         for name in (*(of.staged if is_staged else ()), *of.others[-1:]):
             self._at_root(s.get_sblock(name))
         return stored
-
-    def cut(self, cut: Cut) -> None:
-        """Cut the loops of sums that an instruction computes."""
-        s, of = self._s, self._of
-        sums = s.get_sblock(of.sums)
-        behind = [*of.epilogue, *of.others]
-        is_fused = bool(of.epilogue and cut.fused)
-        # What is computed by itself, tile by tile or at the end, has all before it in it.
-        kept = {*behind[-1:], *([of.epilogue[-1]] if is_fused else [])}
-        for name in (*of.aside, *behind):
-            if name not in kept:
-                s.compute_inline(s.get_sblock(name))
-        if is_fused:
-            last = s.get_sblock(of.epilogue[-1])
-            tile, stored = self._tiled(last, cut)
-            s.compute_at(sums, tile, preserve_unit_loops=True)
-            self._store(stored)
-            loops = s.get_loops(sums)[-len(s.get(sums).iter_vars) :]
-        else:
-            _, loops = self._tiled(sums, cut)
-        self._sums(sums, loops, len(of.rows) + 1)
-        if behind and not (is_fused and kept == {of.epilogue[-1]}):
-            self._at_root(s.get_sblock(behind[-1]))
-        for name in of.staged:
-            self._at_root(s.get_sblock(name))
-
-    def _tiled(self, block: Any, cut: Cut) -> tuple[Any, list[Any]]:
-        """Cut a block's spatial loops; return the loop around a tile, and those inside of it.
-
-        Inside are rows of the last two dimensions, vectors, and then what the block reduces.
-        """
-        s, rank = self._s, len(self._of.rows)
-        loops = s.get_loops(block)
-        rows, columns, reduced = loops[:rank], loops[rank], loops[rank + 1 :]
-        outer, inner = [], []
-        sizes = cut.tile(rank)
-        for loop, size in zip(rows, sizes, strict=True):
-            whole, part = s.split(loop, [None, size])
-            outer.append(whole)
-            inner.append(part)
-        panel, inside = s.split(columns, [None, cut.vectors * self._unit.lanes])
-        around = [panel, *outer] if cut.columns_outside else [*outer, panel]
-        s.reorder(*around, *reduced, *inner, inside)
-        fused = s.fuse(*around)
-        if self._of.cores > 1:
-            s.parallel(fused)
-        return fused, [*inner, inside, *reduced]
-
-    def _sums(self, block: Any, loops: Sequence[Any], spatial: int) -> None:
-        s, unit = self._s, self._unit
-        inner, columns, reduced = loops[: spatial - 1], loops[spatial - 1], loops[spatial:]
-        vectors, lanes = s.split(columns, [None, unit.lanes])
-        *taps, depth = reduced
-        depth, group = s.split(depth, [None, unit.group])
-        s.reorder(*taps, depth, *inner, vectors, lanes, group)
-        for loop in (*inner, vectors):
-            s.unroll(loop)
-        start = s.decompose_reduction(block, taps[0] if taps else depth)
-        own = s.get_loops(start)
-        s.vectorize(own[-1])
-        for loop in own[-1 - spatial : -1]:
-            s.unroll(loop)
-        assert unit.intrinsic is not None
-        s.tensorize(lanes, unit.intrinsic())
-
-    def _store(self, loops: Sequence[Any]) -> None:
-        """Store a tile by vectors."""
-        s = self._s
-        vectors, lanes = s.split(loops[-1], [None, self._unit.lanes])
-        s.vectorize(lanes)
-        for loop in (*loops[:-1], vectors):
-            s.unroll(loop)
 
     def _at_root(self, block: Any) -> None:
         """Compute a whole block by itself, by vectors of its innermost loop."""

@@ -31,7 +31,7 @@ TEMPLATE, PACKED, OVERLAPPING, WINOGRAD = "dots", "packed", "overlapping", "wino
 class Recipe(TemplateRecipe):
     """A recipe of these sources."""
 
-    VERSION = 2
+    VERSION = 3
     CUTS = MappingProxyType({TEMPLATE: Cut, PACKED: Cut, OVERLAPPING: Cut, WINOGRAD: WinogradCut})
 
 

@@ -46,7 +46,6 @@ class Cut:
     width: int  # and in the last one
     vectors: int  # of columns
     columns_outside: int  # 1: all rows for some columns, then the next columns; 0: the other way
-    fused: int  # 1: what follows is computed tile by tile; 0: behind all sums
 
     def tile(self, rank: int) -> list[int]:
         """Return the rows of a tile in each of so many dimensions."""
@@ -107,9 +106,7 @@ class Sums:
             if not any(region.source in derived for region in each.reads):
                 aside.append(each)
                 continue
-            is_one = _is_elementwise(each) and (
-                unit.intrinsic is not None or _reads_in_place(each, derived)
-            )
+            is_one = _is_elementwise(each) and _reads_in_place(each, derived)
             derived.add(each.writes[0].source)
             if others or own != extents or not is_one:
                 others.append(str(each.name_hint))
@@ -117,7 +114,7 @@ class Sums:
                 epilogue.append(str(each.name_hint))
         if any(b.init is not None for b in blocks if b is not block):
             raise ValueError("it reduces something else beside its products")
-        alike = units.group_columns(block) if unit.intrinsic is None else extents[-1]
+        alike = units.group_columns(block)
         has_own_rows = alike == 1 < extents[-1]
         columns = extents[-1] if has_own_rows else alike
         groups = extents[-1] // columns
@@ -153,7 +150,7 @@ class Sums:
     @property
     def reads_in_order(self) -> bool:
         """Whether the weights of a tile lie as its steps read them, and the next tile's behind."""
-        return self.is_packed and self.unit.intrinsic is None
+        return self.is_packed
 
     @cached_property
     def steps(self) -> int:
@@ -177,10 +174,8 @@ class Sums:
                     continue
                 if self.is_packed and vectors == self.vectors:
                     continue  # the only panel lies in one piece as it is
-                may_store_apart = self.unit.may_store_apart and not self.is_overlapping
-                apart = (0, 1) if self.epilogue and may_store_apart else (1,)
-                for outside, fused in itertools.product((0, 1), apart):
-                    yield Cut(height, width, vectors, outside, fused)
+                for outside in (0, 1):
+                    yield Cut(height, width, vectors, outside)
 
     def estimated_secs(self, tile: Cut, sms: float) -> float:
         """Return a rough time on the task's cores: what is issued, or what is loaded."""
@@ -196,8 +191,6 @@ class Sums:
             step *= _CROWDED
         # Behind the depth each vector of sums is rescaled, rounded and stored.
         cycles = tiles * (self.steps * step + 12.0 * sums + 20.0)
-        if not tile.fused:
-            cycles += math.prod(self.rows) * all_vectors * 8.0 / cores
         panel = self.steps * unit.vector_bytes * tile.vectors  # weights of a tile
         panels = all_vectors / tile.vectors
         far = panel if tile.columns_outside else panel * panels
@@ -229,7 +222,7 @@ class Sums:
         logs = [math.log2(s) for s in sizes]
         secs = math.log2(self.estimated_secs(tile, sms))
         kind = 2.0 if self.is_overlapping else float(self.is_packed)
-        return (*logs, float(tile.columns_outside), float(tile.fused), kind, secs)
+        return (*logs, float(tile.columns_outside), kind, secs)
 
     def layouts(self, cut: Cut) -> tuple[tuple[int, Layout], ...]:
         """Return `LoweredKernel.layouts` of a cut: those of a panel of columns in one piece."""

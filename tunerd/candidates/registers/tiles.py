@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tunerd.candidates.nests.blocks import reduced_of, spatial_of
 from tunerd.candidates.registers.prefetching import asked, steps_ahead
 from tunerd.candidates.registers.rewriting import Rewriting, with_loops
-from tunerd.candidates.registers.units import operands
+from tunerd.candidates.registers.units import operands, uses
 from tunerd.candidates.registers.writing import Writing, block, buffer, zero
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ class _Loops:
             for rows in self._rows(outer, tile)
         ]
         flat = [place for row in places for place in row]
-        kept = [buffer(f"sums_{i}", self._lanes) for i in range(len(flat))]
+        dtype = str(self._sums.writes[0].source.ty.dtype)
+        kept = [buffer(f"sums_{i}", self._lanes, dtype=dtype) for i in range(len(flat))]
         statements = [
             *(each for place in flat for each in self._asked_behind(place)),
             *(self._write.vector(self._lanes, functools.partial(zero, to)) for to in kept),
@@ -114,10 +115,16 @@ class _Loops:
         from tvm import tirx
 
         reduced = reduced_of(self._sums)
-        own = {v.var: self._write.var(str(v.var.name)) for v in reduced}
+        loops = [self._write.var(str(v.var.name)) for v in reduced]
+        own = dict(zip((v.var for v in reduced), loops, strict=True))
+        if (group := self._of.unit.group) > 1:
+            own[reduced[-1].var] *= self._write.index(group)
         product = self._sums.body.value.b
 
         def added(place: _Place, to: Any) -> Any:
+            if self._of.unit.instruction is not None:
+                return self._instruction(self._at(place, None, self._sums, own), to)
+
             def store(lane: Any) -> Any:
                 value = self._at(place, lane, self._sums, own).value_of(product)
                 return tirx.BufferStore(to, tirx.BufferLoad(to, [lane]) + value, [lane])
@@ -126,9 +133,37 @@ class _Loops:
 
         ahead = self._asked_ahead(places[: self._cut.vectors], own)
         body = tirx.stmt_seq(*ahead, *map(added, places, kept))
-        for v in reversed(reduced):
-            body = self._write.loop(own[v.var], int(v.dom.extent), body)
+        *taps, depth = [int(v.dom.extent) for v in reduced]
+        for loop, count in zip(reversed(loops), (depth // group, *reversed(taps)), strict=True):
+            body = self._write.loop(loop, count, body)
         return body
+
+    def _instruction(self, at: Rewriting, to: Any) -> Any:
+        """Return what adds a group of products to a vector of sums by one instruction.
+
+        The weights of a vector and a group lie together, and so do the values of a group.
+        """
+        from tvm import tirx
+
+        unit = self._of.unit
+        assert unit.instruction is not None
+
+        def together(source: Any, indices: Sequence[Any], count: int) -> Any:
+            *before, first = indices
+            return tirx.BufferLoad(source, [*before, tirx.Ramp(first, 1, count)])
+
+        rows, weights = operands(self._sums)
+        depth = reduced_of(self._sums)[-1].var
+        *before, last = rows.indices
+        if not last.same_as(depth) or any(uses(index, depth) for index in before):
+            raise ValueError("what an instruction takes of a row does not lie together")
+        sums = together(to, [self._write.index(0)], unit.lanes)
+        values = together(rows.source, at.values_of(rows.indices), unit.group)
+        all_weights = together(
+            weights.source, at.values_of(weights.indices), unit.lanes * unit.group
+        )
+        made = unit.instruction(sums, values, all_weights)
+        return tirx.BufferStore(to, made, [tirx.Ramp(self._write.index(0), 1, unit.lanes)])
 
     def _asked_ahead(self, row: Sequence[_Place], reduced: Mapping[Any, Any]) -> list[Any]:
         """Return what asks for the weights of a later step, of all vectors of a row."""

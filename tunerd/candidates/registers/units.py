@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tunerd.candidates.nests.blocks import reduced_of, spatial_of
-from tunerd.candidates.registers.intrinsic import register_intrinsic
+from tunerd.candidates.registers.intrinsic import dot_products
 from tunerd.vocabulary.model import INTEGER_PRODUCTS, STAGED, VNNI_GROUP, VNNI_LANES
 
 if TYPE_CHECKING:
@@ -26,17 +26,17 @@ class Unit:
     find: the place of the block of sums among a task's, by the blocks and the task's parameters;
         raises ValueError with the reason where there is none.
     is_staged: whether a block that the sums read is computed before them, not within.
-    intrinsic: registers what computes a vector and returns its name; None: TVM vectorizes.
+    instruction: returns a vector of sums with products added, given the sums, a group of values and
+        the weights of all; None: the products are added lane by lane, and LLVM finds its own.
     """
 
     lanes: int  # sums in a vector
     group: int  # products that are added up to each
     registers: int  # for sums and weights: what else is needed is left
     value_bytes: int  # of what is multiplied
-    may_store_apart: bool  # what follows the sums may be computed behind all of them
     find: Callable[[Sequence[Any], Sequence[Any]], int]
     is_staged: Callable[[Any], bool]
-    intrinsic: Callable[[], str] | None = None
+    instruction: Callable[[Any, Any, Any], Any] | None = None
     per_cycle: int = 2  # vectors that a core multiplies and adds to
 
     @property
@@ -50,7 +50,7 @@ class Unit:
         Raises ValueError where none do.
         """
         lanes = self.lanes
-        while self.intrinsic is None and columns % lanes and lanes > _FEWEST_LANES:
+        while self.instruction is None and columns % lanes and lanes > _FEWEST_LANES:
             lanes //= 2
         if columns % lanes:
             raise ValueError(f"its {columns} columns fill no vectors")
@@ -61,13 +61,13 @@ class Unit:
 
         Raises ValueError where there are too few columns, or where an instruction takes all lanes.
         """
-        if self.intrinsic is not None or columns < _FEWEST_LANES:
+        if self.instruction is not None or columns < _FEWEST_LANES:
             raise ValueError(f"its {columns} columns hold no vector")
         return replace(self, lanes=min(self.lanes, 1 << (columns.bit_length() - 1)))
 
     def weights(self, block: Any, params: Sequence[Any]) -> tuple[int, tuple[int, ...]] | None:
         """Return which parameter has the weights by columns, and its shape; None: another form."""
-        if self.intrinsic is not None:
+        if self.instruction is not None:
             return None
         source = operands(block)[1].source
         number = next(i for i, param in enumerate(params) if param.same_as(source))
@@ -94,8 +94,8 @@ class Unit:
 def vnni(mcpu: str) -> Unit:
     """AVX-512 VNNI: bytes times bytes, four of the depth at a time. mcpu: a CPU by LLVM's name."""
     return Unit(
-        VNNI_LANES, VNNI_GROUP, 31, 1, True,
-        _integer_products, lambda block: block.name_hint == STAGED, register_intrinsic,
+        VNNI_LANES, VNNI_GROUP, 31, 1,
+        _integer_products, lambda block: block.name_hint == STAGED, dot_products,
         per_cycle=_per_cycle(mcpu),
     )  # fmt: skip
 
@@ -116,7 +116,7 @@ def fma(target: Target) -> Unit:
     else:
         raise ValueError("its CPU has no vectors that multiply and add")
     per_cycle = _per_cycle(str(target.attrs.get("mcpu", ""))) if lanes == 16 else 2
-    return Unit(lanes, 1, registers - 1, 4, False, _products, _is_no_copy, per_cycle=per_cycle)
+    return Unit(lanes, 1, registers - 1, 4, _products, _is_no_copy, per_cycle=per_cycle)
 
 
 def _per_cycle(mcpu: str) -> int:
@@ -185,7 +185,7 @@ def _divisors_of(var: Any, expression: Any) -> set[int]:
     """Return by what a variable is divided wherever an expression has it; 0: it is not known."""
     from tvm import tirx
 
-    if not any(each.same_as(var) for each in _variables([expression])):
+    if not uses(expression, var):
         return set()
     if expression.same_as(var):
         return {1}
@@ -220,6 +220,10 @@ def _is_no_copy(block: Any) -> bool:
     from tvm import ir
 
     return not isinstance(block.body.value, ir.TensorLoad)
+
+
+def uses(expression: Any, var: Any) -> bool:
+    return any(each.same_as(var) for each in _variables([expression]))
 
 
 def _variables(expressions: Sequence[Any]) -> list[Any]:

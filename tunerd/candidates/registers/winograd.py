@@ -129,7 +129,7 @@ class Winograd:
             sums.depth,
         )  # fmt: skip
         secs = math.log2(self.estimated_secs(cut, sms))
-        return (*map(math.log2, sizes), float(cut.outputs), 1.0, 3.0, secs)
+        return (*map(math.log2, sizes), float(cut.outputs), 3.0, secs)
 
     def layouts(self, cut: WinogradCut) -> tuple[tuple[int, Layout], ...]:
         """Return `LoweredKernel.layouts` of a cut: transformed, those of a panel in one piece."""

@@ -51,11 +51,11 @@ class Writing:
         return found[::-1]
 
 
-def buffer(name: str, *shape: int) -> Any:
-    """Return memory for values of fp32."""
+def buffer(name: str, *shape: int, dtype: str = "float32") -> Any:
+    """Return memory for values."""
     from tvm import tirx
 
-    return tirx.decl_buffer(shape, "float32", name=name)
+    return tirx.decl_buffer(shape, dtype, name=name)
 
 
 def block(name: str, statements: Sequence[Any], buffers: Sequence[Any]) -> Any:
@@ -68,7 +68,7 @@ def block(name: str, statements: Sequence[Any], buffers: Sequence[Any]) -> Any:
 
 
 def zero(to: Any, lane: Any) -> Any:
-    """Return what stores zero in a lane of a vector of fp32."""
+    """Return what stores zero in a lane of a vector."""
     from tvm import tirx
 
-    return tirx.BufferStore(to, tirx.const(0.0, "float32"), [lane])
+    return tirx.BufferStore(to, tirx.const(0, str(to.dtype)), [lane])
