@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Compare a model quantized to int8 with itself in float32: tuned, and in ONNX Runtime.
 
-    scripts/lab/cpu/int8.py MODEL.onnx ... --runs RUNS --out FOLDER [--dynamic NAME ...]
+    scripts/lab/cpu/int8.py MODEL.onnx ... --runs RUNS --out FOLDER [--dynamic NAME ...] [--cores N]
 
 Quantizes each model by onnxruntime.quantization: QDQ nodes, weights of int8 by channel, values of
 uint8, calibrated with seeded normal inputs; those that --dynamic names get MatMulInteger instead.
-Tunes both models for one core with `tunerd tune`, in RUNS, where the same command goes on, and then
-times four in turns on that core: tunerd and ONNX Runtime, int8 and float32. Writes int8.json, with
-the host and the command, and int8.txt.
+Tunes both models for one core, or several, with `tunerd tune`, in RUNS, where the same command goes
+on, and then times four in turns on those cores: tunerd and ONNX Runtime, int8 and float32. Writes
+int8.json, with the host and the command, and int8.txt.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from lab.lab import made_by, ratio, spread, table, write
 ROOT = Path(__file__).resolve().parents[3]
 CALIBRATED, ROUNDS = 8, 25
 ROUND_SECS = 0.1  # of calls of each, at least
+REST_SECS = 0.3  # between them on several cores: threads spin behind a call, on the others'
 HEADS = (
     "model",
     "tunerd int8, ms",
@@ -90,23 +91,28 @@ def quantized(model: Path, folder: Path, *, is_dynamic: bool) -> Path:
     return target
 
 
-def tuned(model: Path, runs: Path, budget: str) -> Path:
-    """Tune for one core and return the artifact."""
-    cores = len(os.sched_getaffinity(0))
-    run = runs / model.stem
-    command = [sys.executable, "-m", "tunerd", "tune", str(model), "--cpu-pct", str(100 // cores)]
-    ended = subprocess.run(
+def tuned(model: Path, run: Path, budget: str, cores: int) -> None:
+    """Tune for so many cores."""
+    pct = 100 * cores // len(os.sched_getaffinity(0))
+    command = [sys.executable, "-m", "tunerd", "tune", str(model), "--cpu-pct", str(pct)]
+    subprocess.run(
         [*command, "--budget", budget, "--out", str(run)],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         check=False,
     )
+
+
+def run_of(model: Path, options: argparse.Namespace) -> Path:
+    run: Path = options.runs / f"{model.stem}-{options.cores}"
+    if not options.measure_only:
+        tuned(model, run, options.budget, options.cores)
     if not (run / "artifact").exists():
-        sys.exit(f"{model.name}: no artifact (exit {ended.returncode})")
+        sys.exit(f"{model.name}: there is no artifact in {run}")
     return run
 
 
-def calls_of(model: Path, run: Path) -> dict[str, Callable[[], Any]]:
+def calls_of(model: Path, run: Path, cores: int) -> dict[str, Callable[[], Any]]:
     """Return what runs a model once, tuned and in ONNX Runtime, with the same inputs."""
     import numpy as np
     import onnxruntime as ort
@@ -117,7 +123,7 @@ def calls_of(model: Path, run: Path) -> dict[str, Callable[[], Any]]:
     random = np.random.default_rng(1)
     inputs = {s.name: random.standard_normal(s.shape).astype(s.dtype) for s in artifact.inputs}
     options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.intra_op_num_threads, options.inter_op_num_threads = cores, 1
     session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     return {
         "tunerd": lambda: artifact.timed_calls(inputs, 1),
@@ -125,7 +131,7 @@ def calls_of(model: Path, run: Path) -> dict[str, Callable[[], Any]]:
     }
 
 
-def in_turns(calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
+def in_turns(calls: dict[str, Callable[[], Any]], cores: int) -> dict[str, list[float]]:
     """Return seconds of a call of each, by rounds."""
     counts = {}
     for name, call in calls.items():
@@ -136,6 +142,9 @@ def in_turns(calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
     secs: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS):
         for name, call in calls.items():
+            if cores > 1:
+                time.sleep(REST_SECS)
+                call()
             since = time.perf_counter()
             for _ in range(counts[name]):
                 call()
@@ -163,22 +172,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--dynamic", nargs="*", default=[], help="names of models")
     parser.add_argument("--budget", default="90s", help="of each search")
+    parser.add_argument("--cores", type=int, default=1, help="for both")
+    parser.add_argument("--measure-only", action="store_true", help="tune nothing again")
     options = parser.parse_args(arguments)
     artifacts = {}
     for model in options.models:
         is_dynamic = model.stem in options.dynamic
         narrow = quantized(model, options.runs / "models", is_dynamic=is_dynamic)
         both = {"int8": narrow, "fp32": model}
-        artifacts[model.stem] = {
-            kind: (path, tuned(path, options.runs, options.budget)) for kind, path in both.items()
-        }
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
-    document: dict[str, Any] = {**made_by(), "budget": options.budget, "models": {}}
+        artifacts[model.stem] = {kind: (path, run_of(path, options)) for kind, path in both.items()}
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
+    document: dict[str, Any] = {
+        **made_by(), "budget": options.budget, "cores": options.cores, "models": {},
+    }  # fmt: skip
     for name, each in artifacts.items():
         calls: dict[str, Callable[[], Any]] = {}
         for kind, (path, run) in each.items():
-            calls |= {f"{who} {kind}": call for who, call in calls_of(path, run).items()}
-        secs = in_turns(calls)
+            calls |= {
+                f"{who} {kind}": call for who, call in calls_of(path, run, options.cores).items()
+            }
+        secs = in_turns(calls, options.cores)
         document["models"][name] = {
             "is_dynamic": name in options.dynamic,
             "load": statistics.fmean(os.getloadavg()),
