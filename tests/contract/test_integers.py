@@ -23,6 +23,7 @@ from tunerd.candidates.base import BATCH, SearchSettings
 from tunerd.candidates.registers.source import TEMPLATE, Recipe, VnniSource
 from tunerd.frontend.onnx.reference import Reference
 from tunerd.frontend.relax import integers
+from tunerd.frontend.relax.joins import joins_of
 from tunerd.frontend.relax.lowering import Lowered, lower, make_target
 from tunerd.frontend.tasks import extract_tasks
 from tunerd.system import arrays
@@ -113,6 +114,23 @@ def dynamic() -> onnx.ModelProto:
     return b.proto(b("Mul", y, np.float32(0.01)), {"x": (1, 7, 24)})
 
 
+def joined(dtype: type, zero: int, *, pooled: bool = False) -> onnx.ModelProto:
+    """Two convolutions whose results are joined and quantized together, for one that reads both."""
+    b = Graph()
+
+    def weight(depth: int) -> str:
+        given = b.whole(16, depth, 1, 1), b.scales(16), np.zeros(16, np.int8)
+        return b("DequantizeLinear", *given, axis=0)
+
+    x = b.fake("x", dtype, zero)
+    parts = [b.fake(b("Relu", b("Conv", x, weight(8))), dtype, zero, 0.03) for _ in range(2)]
+    y = b.fake(b("Concat", *parts, axis=1), dtype, zero, 0.05)
+    if pooled:
+        y = b("MaxPool", y, kernel_shape=[3, 3])
+        y = b.fake(y, dtype, zero, 0.05)
+    return b.proto(b("Conv", y, weight(32)), {"x": IMAGE})
+
+
 def with_operators() -> onnx.ModelProto:
     """A convolution as QLinearConv and a product as QLinearMatMul."""
     b = Graph()
@@ -142,6 +160,8 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], int]] = {
     "a transposed weight": (lambda: transposed(np.uint8, 128), 1),
     "dynamic": (dynamic, 1),
     "operators of integers": (with_operators, 2),
+    "joined": (lambda: joined(np.uint8, 3), 2),
+    "joined and pooled": (lambda: joined(np.int8, -5, pooled=True), 2),
 }
 
 
@@ -173,6 +193,25 @@ def test_quantized_products_in_integers_agree_with_onnx_runtime(
 def test_a_device_without_instructions_computes_in_floats(name: str, tmp_path: Path) -> None:
     make, _ = MODELS[name]
     assert products(check(load(tmp_path, make()))) == 0
+
+
+@pytest.mark.parametrize(("pooled", "dtype"), [(False, "uint8"), (True, "float32")])
+def test_parts_are_quantized_before_they_are_joined(
+    pooled: bool, dtype: str, tmp_path: Path, with_integers: None
+) -> None:
+    lowered = lower(load(tmp_path, joined(np.uint8, 3, pooled=pooled)), LLVM)
+    assert [name for name in operators(lowered) if "concat" in name] == ["concatenate"]
+    (whole,) = joins_of(lowered.mod).joined
+    assert str(whole.ty.dtype) == dtype
+
+
+def test_a_join_that_is_read_as_it_is_stays(tmp_path: Path, with_integers: None) -> None:
+    proto = joined(np.uint8, 3)
+    (join,) = [node for node in proto.graph.node if node.op_type == "Concat"]
+    proto.graph.output.append(helper.make_tensor_value_info(join.output[0], 1, (1, 32, 11, 11)))
+    lowered = check(load(tmp_path, proto))
+    (whole,) = joins_of(lowered.mod).joined
+    assert str(whole.ty.dtype) == "float32"
 
 
 def changed(proto: onnx.ModelProto, weight: int) -> onnx.ModelProto:

@@ -84,6 +84,7 @@ def _lower(model: Model, target: TargetSpec) -> Lowered:
     from tunerd.frontend.relax.constants import hoist_constants
     from tunerd.frontend.relax.permutes import sink_permutes
     from tunerd.frontend.relax.precision import DTYPES, store_in
+    from tunerd.frontend.relax.quantized_parts import quantize_parts
     from tunerd.frontend.relax.slices import gather_slices
     from tunerd.frontend.relax.widening import widen
 
@@ -94,7 +95,7 @@ def _lower(model: Model, target: TargetSpec) -> Lowered:
         warnings.simplefilter("ignore")
         clean = _run(wide, _clean_up(has_integers=_has_integer_cores(target, model.precision)))
         preferred, notes = _channels_last(clean)
-        preferred = gather_slices(sink_permutes(preferred))
+        preferred = quantize_parts(gather_slices(sink_permutes(preferred)))
         fuse = _fuse(target, model.precision)
         mod = _run(preferred, fuse)
         left = _not_lowered(mod)
