@@ -14,7 +14,7 @@ from tvm import relax
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tunerd.frontend.relax.movement import OF_TWO, Graph, op_name
+from tunerd.frontend.relax.movement import OF_TWO, Graph, op_name, shape_of
 
 _BYTES = ("int8", "uint8")
 _POOLS = ("relax.nn.avg_pool2d", "relax.nn.max_pool2d")  # they read what is dequantized
@@ -72,7 +72,7 @@ def _is_of_each(graph: Graph, step: Any, var: Any) -> bool:
     name = op_name(step)
     if name in ("relax.astype", "relax.round"):
         return True
-    if name not in OF_TWO or not step.args[0].same_as(var):
+    if name not in OF_TWO or not step.args[0].same_as(var) or shape_of(step) != shape_of(var):
         return False
     return graph.number(step.args[1]) is not None
 
