@@ -63,7 +63,6 @@ TVM_MODULES = {
     "frontend.relax.integers",
     "frontend.relax.norms",
     "frontend.relax.quantizers",
-    "frontend.relax.quantized_parts",
     "frontend.relax.quantizing",
     "frontend.relax.joins",
     "frontend.relax.permutes",

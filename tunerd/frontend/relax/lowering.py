@@ -84,7 +84,6 @@ def _lower(model: Model, target: TargetSpec) -> Lowered:
     from tunerd.frontend.relax.constants import hoist_constants
     from tunerd.frontend.relax.permutes import sink_permutes
     from tunerd.frontend.relax.precision import DTYPES, store_in
-    from tunerd.frontend.relax.quantized_parts import quantize_parts
     from tunerd.frontend.relax.slices import gather_slices
     from tunerd.frontend.relax.widening import widen
 
@@ -95,7 +94,7 @@ def _lower(model: Model, target: TargetSpec) -> Lowered:
         warnings.simplefilter("ignore")
         clean = _run(wide, _clean_up(has_integers=_has_integer_cores(target, model.precision)))
         preferred, notes = _channels_last(clean)
-        preferred = quantize_parts(gather_slices(sink_permutes(preferred)))
+        preferred = gather_slices(sink_permutes(preferred))
         fuse = _fuse(target, model.precision)
         mod = _run(preferred, fuse)
         left = _not_lowered(mod)
@@ -197,13 +196,14 @@ def _clean_up(*, has_integers: bool) -> list[Callable[[IRModule], IRModule]]:
     from tunerd.frontend.relax.merging import merge_products
     from tunerd.frontend.relax.powers import expand_powers
     from tunerd.frontend.relax.quantizers import expand_quantizers
-    from tunerd.frontend.relax.quantizing import gather_quantizers, store_int8
+    from tunerd.frontend.relax.quantizing import gather_quantizers, quantize_parts, store_int8
 
     quantizers = [gather_quantizers, rt.EliminateCommonSubexpr(), merge_products, store_int8]
     return [
         rt.DecomposeOpsForInference(),
         rt.CanonicalizeBindings(),
         *(quantizers if has_integers else []),
+        quantize_parts,
         expand_powers,
         functools.partial(expand_quantizers, keeps_zeros=has_integers),
         fold_constants,

@@ -5,6 +5,9 @@ only moves values. Both compute each value by itself, so that a reshape or a tra
 be of the values of 8 bits. Then a quantizer is part of the kernel before it, and a second one with
 the same scale, which gives back the numbers that the first one made, is left out.
 
+What is joined and then quantized is quantized part by part, by the kernels that compute the parts;
+what joins bytes is left out then, like any concatenation (`joins`).
+
 A GPU multiplies values of -128 to 127. What is stored as 0 to 255 is stored less 128, with its zero
 point, so that no kernel that reads it has to move it. The whole numbers that a product sums are the
 same either way.
@@ -27,7 +30,8 @@ _QUANTIZE, _DEQUANTIZE = "relax.quantize", "relax.dequantize"
 _MOVES = frozenset(
     f"relax.{n}" for n in ("reshape", "permute_dims", "expand_dims", "squeeze", "flatten")
 )
-_SELECTS = "relax.strided_slice"
+_SELECTS, _JOINS = "relax.strided_slice", "relax.concat"
+_POOLS = ("relax.nn.avg_pool2d", "relax.nn.max_pool2d")  # they read what is dequantized
 _SHIFT = 128  # from uint8 to int8
 
 
@@ -47,6 +51,19 @@ def store_int8(mod: IRModule) -> IRModule:
         if is_one and _is_dequantized(graph, binding.var):
             narrower.kept.add(call.__chandle__())
     return rewritten(mod, narrower) if narrower.kept else mod
+
+
+def quantize_parts(mod: IRModule) -> IRModule:
+    """Return `mod` with the parts of what `main` joins quantized, where nothing else reads them.
+
+    Before a pool they are dequantized, too.
+    """
+    graph = Graph(mod)
+    if not any(op_name(binding.value) == _QUANTIZE for binding in graph.bindings):
+        return mod
+    splitter = _Splitter(mod)
+    splitter.graph = graph
+    return rewritten(mod, splitter)
 
 
 def _is_dequantized(graph: Graph, var: Any) -> bool:
@@ -107,7 +124,7 @@ class _Gatherer(PyExprMutator):  # type: ignore[misc]
 
     def _dequantized_after(self, move: relax.Call) -> relax.Expr:
         """Move what is dequantized before that."""
-        before = self._bound(move.args[0])
+        before = _bound(self, move.args[0])
         if op_name(before) != _DEQUANTIZE or not _is_of_one_scale(before):
             return move
         data, scale, zero = before.args
@@ -122,7 +139,7 @@ class _Gatherer(PyExprMutator):  # type: ignore[misc]
         if not _is_of_one_scale(call):
             return call
         moves = []
-        while op_name(bound := self._bound(data)) in _MOVES:
+        while op_name(bound := _bound(self, data)) in _MOVES:
             moves.append(bound)
             data = bound.args[0]
         if op_name(bound) == _DEQUANTIZE and self._is_undone(call, bound):
@@ -142,7 +159,7 @@ class _Gatherer(PyExprMutator):  # type: ignore[misc]
         return _is_of_one_scale(dequantizer) and all(map(self._is_same, *zip(*pairs, strict=True)))
 
     def _is_same(self, a: relax.Expr, b: relax.Expr) -> bool:
-        a, b = self._bound(a), self._bound(b)
+        a, b = _bound(self, a), _bound(self, b)
         if a.same_as(b):
             return True
         if not all(hasattr(e, "value") for e in (a, b)):
@@ -156,11 +173,49 @@ class _Gatherer(PyExprMutator):  # type: ignore[misc]
     def _emit(self, expr: relax.Expr) -> relax.Expr:
         return expr if isinstance(expr, relax.Var) else self.builder_.emit(expr)
 
-    def _bound(self, expr: relax.Expr) -> Any:
-        while isinstance(expr, relax.Var) and self.lookup_binding(expr) is not None:
-            expr = self.lookup_binding(expr)
-        return expr
+
+@mutator
+class _Splitter(PyExprMutator):  # type: ignore[misc]
+    graph: Graph  # of the module as it was
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        visited = self.visit_expr_post_order(call)
+        if op_name(call) == _QUANTIZE and _is_of_one_scale(call) and self._is_read_here(call):
+            return self._of_parts(visited)
+        if op_name(call) in _POOLS and self.graph.is_used_once(call.args[0]):
+            before = _bound(self, visited.args[0])
+            if op_name(before) == _DEQUANTIZE and op_name(_bound(self, before.args[0])) == _JOINS:
+                joined = self.builder_.emit(self._of_parts(before))
+                return relax.Call(call.op, [joined, *visited.args[1:]], call.attrs)
+        return visited
+
+    def _is_read_here(self, quantizer: relax.Call) -> bool:
+        """Whether it reads what is joined, and nothing else reads that or a part."""
+        (data, *_) = quantizer.args
+        join = self.graph.call(data, _JOINS)
+        if join is None or not self.graph.is_used_once(data):
+            return False
+        parts = self.graph.value(join.args[0])
+        return isinstance(parts, relax.Tuple) and all(map(self.graph.is_used_once, parts.fields))
+
+    def _of_parts(self, call: relax.Call) -> relax.Expr:
+        """Return a quantizer or a dequantizer of what is joined as one of each part, joined."""
+        data, *how = call.args
+        join = _bound(self, data)
+        make = relax.op.quantize if op_name(call) == _QUANTIZE else relax.op.dequantize
+        made = [
+            self.builder_.emit(make(part, *how, -1, call.attrs.out_dtype))
+            for part in _bound(self, join.args[0]).fields
+        ]
+        return relax.op.concat(made, join.attrs.axis)
 
 
 def _is_of_one_scale(call: relax.Call) -> bool:
     return all(math.prod(shape_of(a) or (1,)) == 1 for a in call.args[1:])
+
+
+def _bound(of: PyExprMutator, expr: relax.Expr) -> Any:
+    """Return what a new variable is bound to; anything else as it is."""
+    while isinstance(expr, relax.Var) and of.lookup_binding(expr) is not None:
+        expr = of.lookup_binding(expr)
+    return expr
