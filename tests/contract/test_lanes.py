@@ -27,7 +27,7 @@ from tunerd.artifacts.tenants import Foreign, model_for_tenants
 from tunerd.candidates.base import ENTRY, DeviceKernel, LoweredKernel
 from tunerd.runs.finals.verify import expected_of, with_lanes
 from tunerd.system.targets import cpu_target_json
-from tunerd.vocabulary import SLOT_BYTES, Arrays, TensorSpec
+from tunerd.vocabulary import SLOT_BYTES, Arrays, Model, TensorSpec
 from tunerd.vocabulary.verdict import Verdict
 
 pytestmark = pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
@@ -335,12 +335,7 @@ def test_each_lane_gets_the_constants_of_the_model(tmp_path: Path) -> None:
     ]
     weights = {"w": floats(8, 24, seed=1)}
     model = model_of(nodes, weights, inputs={"x": (6, 8)}, outputs={"y": (6, 8)})
-    lanes = tunerd.load(super_artifact(model, tmp_path / "super", (2,)))
-    alone = tunerd.load(artifact_of(model, tmp_path / "alone"))
-    expected = expected_of(model)
-    pairs = pairs_of(outputs_of(lanes, alone, inputs_for(expected.inputs)))
-    found = with_lanes(expected.verify(lanes), expected, pairs)
-    assert found.verdict is Verdict.RIGHT, found.message
+    require_lanes_as_alone(model, tmp_path)
 
 
 def test_lanes_are_compared_with_a_model_whose_weights_are_packed(tmp_path: Path) -> None:
@@ -351,11 +346,16 @@ def test_lanes_are_compared_with_a_model_whose_weights_are_packed(tmp_path: Path
         helper.make_node("Conv", ["b", "v"], ["y"]),
     ]
     model = model_of(nodes, weights, inputs={"x": (1, 8, 6, 6)}, outputs={"y": (1, 4, 6, 6)})
-    target = cpu_target_json(2)
-    lanes = tunerd.load(super_artifact(model, tmp_path / "super", (2,), target=target))
-    alone = tunerd.load(artifact_of(model, tmp_path / "alone", target=target))
+    alone = require_lanes_as_alone(model, tmp_path, target=cpu_target_json(2))
     assert alone.manifest["layouts"]
+
+
+def require_lanes_as_alone(model: Model, folder: Path, **compiled: Any) -> Any:
+    """Check two lanes of a model against it alone, which is returned."""
+    lanes = tunerd.load(super_artifact(model, folder / "super", (2,), **compiled))
+    alone = tunerd.load(artifact_of(model, folder / "alone", **compiled))
     expected = expected_of(model)
     pairs = pairs_of(outputs_of(lanes, alone, inputs_for(expected.inputs)))
     found = with_lanes(expected.verify(lanes), expected, pairs)
     assert found.verdict is Verdict.RIGHT, found.message
+    return alone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +31,7 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, Any]]:
                 if alias.name.split(".")[0] in TVM:
                     module = importlib.import_module(alias.name)
                     first = alias.name.split(".")[0]
-                    yield alias.asname or first, module if alias.asname else _module(first)
+                    yield alias.asname or first, module if alias.asname else sys.modules[first]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in TVM:
             for alias in node.names:
                 yield alias.asname or alias.name, _taken(str(node.module), alias.name)
@@ -48,13 +49,10 @@ def used(tree: ast.Module) -> Iterator[tuple[int, str, list[str]]]:
             yield node.lineno, each.id, attributes  # type: ignore[attr-defined]
 
 
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(name)
-
-
 def _taken(module: str, name: str) -> Any:
-    found = _module(module)
-    return getattr(found, name) if hasattr(found, name) else _module(f"{module}.{name}")
+    found = importlib.import_module(module)
+    is_there = hasattr(found, name)
+    return getattr(found, name) if is_there else importlib.import_module(f"{module}.{name}")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -11,7 +11,7 @@ of jobs take under `pairs`. What is there is not measured again; pairs of models
 before further splits, so that a call that --until ends has as many pairs of models as it can. From
 20 pairs of 5 pairs of models on it learns from them, each pair of models estimated without itself,
 and writes slowdowns.json, slowdowns.txt and slowdowns.html, the plot of the calibration. With
---estimate-only it measures nothing, and learns from pairs of any device.
+--estimate-only it measures nothing, and learns from pairs of the device that was measured last.
 """
 
 from __future__ import annotations

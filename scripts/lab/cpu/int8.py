@@ -6,8 +6,9 @@
 Quantizes each model by onnxruntime.quantization: QDQ nodes, weights of int8 by channel, values of
 uint8, calibrated with seeded normal inputs; those that --dynamic names get MatMulInteger instead.
 Tunes both models for one core, or several, with `tunerd tune`, in RUNS, where the same command goes
-on, and then times four in turns on those cores: tunerd and ONNX Runtime, int8 and float32. Writes
-int8.json, with the host and the command, and int8.txt.
+on, and then times four in turns on those cores: tunerd and ONNX Runtime, int8 and float32. With
+--measure-only it takes what is tuned. Writes int8.json, with the host and the command, and the
+table as int8.txt.
 """
 
 from __future__ import annotations
