@@ -165,6 +165,15 @@ def with_slices(b: Builder) -> str:
     return _joined(b, b("MatMul", b("Softmax", scores, axis=-1), v))
 
 
+def with_columns_by_indices(b: Builder) -> str:
+    """Q, K and V as columns of one product that indices in a row take."""
+    x = b.linear("x", 3 * WIDTH)
+    places = np.arange(3 * WIDTH).reshape(3, HEADS, SIZE)
+    q, k, v = (b("Transpose", b("Gather", x, p, axis=2), perm=[0, 2, 1, 3]) for p in places)
+    scores = b("MatMul", q, b("Transpose", k, perm=[0, 1, 3, 2]))
+    return _joined(b, b("MatMul", b("Softmax", scores, axis=-1), v))
+
+
 FORMS: dict[str, Callable[[Builder], str]] = {
     f.__name__.replace("_", " "): f
     for f in (
@@ -176,6 +185,7 @@ FORMS: dict[str, Callable[[Builder], str]] = {
         of_timm,
         with_heads_in_the_batch,
         with_slices,
+        with_columns_by_indices,
     )
 }
 

@@ -51,6 +51,7 @@ TVM_MODULES = {
     "frontend.relax.constants",
     "frontend.relax.converters",
     "frontend.relax.corrections",
+    "frontend.relax.cuts",
     "frontend.relax.fast_math",
     "frontend.given",
     "frontend.relax.hoisting",

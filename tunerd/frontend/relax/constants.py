@@ -13,7 +13,15 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.tirx import FloatImm, IntImm
 
 from tunerd.frontend.onnx.uncertainty import nudged_by_a_bit
-from tunerd.frontend.relax.movement import Graph, Moved, cut_of, move_of, op_name, shape_of
+from tunerd.frontend.relax.movement import (
+    Graph,
+    Moved,
+    counted_from_the_front,
+    cut_of,
+    move_of,
+    op_name,
+    shape_of,
+)
 from tunerd.system.arrays import MODEL_TOLERANCES, rounded
 from tunerd.vocabulary import Arrays
 
@@ -53,6 +61,7 @@ _MOST_MOVES = 6
 _SELECTIONS = frozenset(("relax.take", "relax.gather_nd"))
 _OF_INDICES: dict[str, _Compute] = {
     "relax.shape_to_tensor": lambda call, a: a[0],
+    "relax.astype": lambda call, a: a[0].astype(str(call.ty.dtype)),
     "relax.add": lambda call, a: np.add(*a),
     "relax.less": lambda call, a: np.less(*a),
     "relax.where": lambda call, a: np.where(*a),
@@ -69,7 +78,10 @@ def _sliced(call: relax.Call, a: np.ndarray) -> np.ndarray | None:
 
 def _taken(call: relax.Call, a: np.ndarray, at: np.ndarray) -> np.ndarray | None:
     axis = call.attrs.axis
-    if axis is None or (at.size and not 0 <= at.min() <= at.max() < a.shape[int(axis)]):
+    if axis is None:
+        return None
+    at = counted_from_the_front(call, at, a.shape[int(axis)])
+    if at.size and not 0 <= at.min() <= at.max() < a.shape[int(axis)]:
         return None
     taken: np.ndarray = np.take(a, at, int(axis))
     return taken

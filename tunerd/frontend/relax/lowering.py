@@ -256,8 +256,13 @@ def _channels_last(mod: IRModule) -> tuple[IRModule, tuple[str, ...]]:
 def _fuse(target: TargetSpec, precision: str) -> list[Callable[[IRModule], IRModule]]:
     from tvm.relax import transform as rt
 
+    from tunerd.frontend.relax.constants import fold_shapes
+    from tunerd.frontend.relax.cuts import cut_out_parts
+
     return [
+        fold_shapes,
         *(_for_gpus(target, precision) if target.is_cuda else _for_cpus(target)),
+        cut_out_parts,
         rt.LegalizeOps(),
         rt.AnnotateTIROpPattern(),
         rt.FoldConstant(),
@@ -284,7 +289,6 @@ def _for_cpus(target: TargetSpec) -> list[Callable[[IRModule], IRModule]]:
 def _for_gpus(target: TargetSpec, precision: str) -> list[Callable[[IRModule], IRModule]]:
     from tunerd.frontend.relax.attention import fuse_attention
     from tunerd.frontend.relax.constants import (
-        fold_shapes,
         idle_permutes_to_reshapes,
         remove_redundant_reshapes,
     )
@@ -318,7 +322,6 @@ def _for_gpus(target: TargetSpec, precision: str) -> list[Callable[[IRModule], I
         return other if _count(other, "relax.permute_dims") < left else plain
 
     return [
-        fold_shapes,
         idle_permutes_to_reshapes,
         remove_redundant_reshapes,
         with_fewest_transposes,

@@ -158,11 +158,10 @@ def move_of(graph: Graph, expr: Any) -> tuple[Any, _Move] | None:
     if name == "relax.permute_dims":
         axes = None if call.attrs.axes is None else [int(a) for a in call.attrs.axes]
         return call.args[0], lambda x: x.transpose(axes)
-    if name == "relax.take" and call.attrs.axis is not None:
-        at, axis = graph.number(call.args[1]), int(call.attrs.axis)
-        extents = shape_of(call.args[0]) or ()
-        if at is not None and -len(extents) <= axis < len(extents) and 0 <= at < extents[axis]:
-            return call.args[0], lambda x: np.take(x, int(at), axis).reshape(shape)
+    if (taken := taken_of(graph, call)) is not None:
+        axis, part = taken
+        where = (slice(None),) * axis + (slice(part.start, part.stop),)
+        return call.args[0], lambda x: x[where].reshape(shape)
     if name == "relax.strided_slice":
         cut = cut_of(call)
         if cut is not None and _empty_of(call.args[0])[cut].shape == shape:
@@ -174,6 +173,30 @@ def _part(split: Any, index: int) -> _Move:
     sections, axis = split.attrs.indices_or_sections, int(split.attrs.axis)
     at = [int(i) for i in sections] if hasattr(sections, "__len__") else int(sections)
     return lambda x: np.split(x, at, axis)[index]
+
+
+def taken_of(graph: Graph, call: Any) -> tuple[int, range] | None:
+    """Return the axis along which constant indices take a part, and which; None of others.
+
+    Only of indices that follow each other: the part is a slice, in the shape of the result.
+    """
+    extents = shape_of(call.args[0]) if op_name(call) == "relax.take" else None
+    if extents is None or call.attrs.axis is None:
+        return None
+    indices, axis = graph.constant(call.args[1]), int(call.attrs.axis)
+    if indices is None or not indices.size or not -len(extents) <= axis < len(extents):
+        return None
+    axis %= len(extents)
+    indices = counted_from_the_front(call, indices, extents[axis])
+    first = int(indices.flat[0])
+    part = range(first, first + indices.size)
+    is_inside = first >= 0 and part.stop <= extents[axis]
+    return (axis, part) if is_inside and np.array_equal(indices.ravel(), part) else None
+
+
+def counted_from_the_front(take: Any, indices: Places, extent: int) -> Places:
+    """Return the indices of a take, where some may count from the end, as those from the front."""
+    return indices.astype(np.int64) % extent if str(take.attrs.mode) == "wrap" else indices
 
 
 def cut_of(call: Any) -> tuple[slice, ...] | None:
