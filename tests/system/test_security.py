@@ -16,10 +16,10 @@ import onnx
 import psutil
 import pytest
 
+from tests.lib.gpu_hosts import H200
 from tests.lib.models import conv_net
 from tests.lib.ray_processes import clean_environment, connections, short_folder
 from tests.lib.tune_process import Run
-from tests.system.test_host import H200
 from tunerd.doctor import checks
 from tunerd.errors import HostError
 from tunerd.slices.mps.guard_client import private_folder

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.lib.fake_nvml import MIB, FakeNvml
-from tests.system.test_host import H200
+from tests.lib.gpu_hosts import H200
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.doctor import preflight
