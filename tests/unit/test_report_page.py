@@ -1,21 +1,18 @@
-"""The page, the terminal table and the JSON document say what the outcome says, and no more."""
+"""The page says what the outcome says, and no more."""
 
 # ruff: noqa: RUF001  the multiplication sign and the en dash are what people read
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import random
 import re
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
-from rich.console import Console
 
+from tests.lib.report_pages import Page, plain, terminal, with_verdict, write
 from tests.lib.report_runs import (
     HOSTILE,
     conditions,
@@ -28,16 +25,11 @@ from tests.lib.report_runs import (
 from tunerd.records.tally import Disturbed
 from tunerd.report.disturbance_text import disturbance_json, disturbance_sentences
 from tunerd.report.figures import by_share, headline, outcome_headline, rivals
-from tunerd.report.html import write_page
 from tunerd.report.markdown import run_markdown
-from tunerd.report.page import report_page
-from tunerd.report.plot import history_plot
 from tunerd.report.run_result import next_try
-from tunerd.report.svg import ratio_mark
-from tunerd.report.table import outcome_json, outcome_table
-from tunerd.stats.interval import median_interval
-from tunerd.system.text import duration_text, percent_text, ratio_texts, secs_range_text, secs_text
-from tunerd.telemetry.history import ConditionPoint, FailureKind, HistoryPoint
+from tunerd.report.table import outcome_json
+from tunerd.system.text import secs_text
+from tunerd.telemetry.history import ConditionPoint, FailureKind
 from tunerd.telemetry.time_use import time_use
 from tunerd.vocabulary import DEFAULT_SOURCE, Activity, Conditions, Measurement, Span
 from tunerd.vocabulary.outcome import (
@@ -49,64 +41,8 @@ from tunerd.vocabulary.outcome import (
     Finalist,
     Latency,
     Outcome,
-    Verification,
 )
-from tunerd.vocabulary.verdict import Interval, Verdict
-
-
-def write(folder: Path, outcome: Outcome | None, **changes: Any) -> str:
-    path = folder / "report.html"
-    write_page(path, report_page(view(outcome, **changes)))
-    return path.read_text(encoding="utf-8")
-
-
-def plain(text: str) -> str:
-    """Return `text` with each run of white space, no-break spaces too, as one blank."""
-    return " ".join(text.split())
-
-
-class Page(HTMLParser):
-    """The page as a strict reader sees it: balanced tags, its text, its attributes."""
-
-    VOID = frozenset({"meta", "col", "br", "wbr"})
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.pieces: list[str] = []
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if not {"style", "script"} & set(self.open):
-            self.pieces.append(data)
-
-    @property
-    def text(self) -> str:
-        return plain(" ".join(self.pieces))
-
-
-def terminal(outcome: Outcome, width: int = 160) -> str:
-    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(outcome_table(outcome))
-    return plain(console.export_text())
-
-
-def with_verdict(verdict: Verdict, ratio: float = 1.02) -> Outcome:
-    outcome = gpu_outcome()
-    compared = Comparison(verdict, 5.9e-3, 5.9e-3 / ratio, ratio, ratio - 0.05, ratio + 0.05)
-    return dataclasses.replace(outcome, end_to_end=compared)
-
+from tunerd.vocabulary.verdict import Verdict
 
 # --- the page ----------------------------------------------------------------------------------
 
@@ -374,191 +310,8 @@ def test_the_old_page_stays_where_the_new_one_cannot_be_made(tmp_path: Path) -> 
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
 
 
-# --- the words ---------------------------------------------------------------------------------
-
-
-def test_a_wrong_result_outweighs_any_speed() -> None:
-    outcome = gpu_outcome()
-    wrong = Verification(Verdict.WRONG, 3, 1e-3, 1e-4, 31.4, "output 0 differs")
-    said = outcome_headline(dataclasses.replace(outcome, verification=wrong))
-    assert said.tone == "bad"
-    assert said.text == (
-        "Wrong result: the tuned model disagrees with ONNX Runtime on 3 seeds, "
-        "by 31.4 × the tolerance"
-    )
-
-
-def test_speed_without_a_checked_result_is_not_celebrated() -> None:
-    outcome = gpu_outcome()
-    unknown = Verification(Verdict.CANNOT_TELL, 3, 1e-3, 1e-4, 0.0, "the reference is constant")
-    said = outcome_headline(dataclasses.replace(outcome, verification=unknown))
-    assert said.tone == "neutral"
-    assert "cannot tell whether its results are right" in said.text
-
-
-@pytest.mark.parametrize(
-    ("verdict", "ratio", "words"),
-    [
-        (Verdict.SLOWER, 0.9, "No gain: 0.90× the speed of the default schedules, slower"),
-        (Verdict.SAME, 1.0, "No gain: as fast as the default schedules (ratio 1.00"),
-        (Verdict.CANNOT_TELL, 1.02, "Cannot tell whether it is faster"),
-    ],
-)
-def test_no_gain_is_said_neutrally(verdict: Verdict, ratio: float, words: str) -> None:
-    said = outcome_headline(with_verdict(verdict, ratio))
-    assert said.text.startswith(words)
-    assert said.tone == "neutral"
-
-
-@pytest.mark.parametrize(
-    ("secs", "text"),
-    [
-        (None, "–"),
-        (math.nan, "–"),
-        (0.0, "0 s"),
-        (1.234e-6, "1.23 µs"),
-        (3.4e-9, "0.00340 µs"),
-        (999.4e-6, "999 µs"),
-        (999.6e-6, "1.00 ms"),
-        (9.996e-3, "10.0 ms"),
-        (0.588, "588 ms"),
-        (12.3456, "12.3 s"),
-    ],
-)
-def test_a_latency_has_three_digits_and_the_unit_that_fits(secs: float | None, text: str) -> None:
-    assert plain(secs_text(secs)) == text
-
-
-def test_a_range_of_latencies_shows_that_its_ends_differ() -> None:
-    assert plain(secs_range_text(12.331e-3, 12.384e-3)) == "12.33–12.38 ms"
-    assert plain(secs_range_text(0.999e-3, 1.002e-3)) == "0.999–1.002 ms"
-
-
-def test_durations_and_shares_read_as_people_say_them() -> None:
-    durations = (0.25, 43, 59.7, 150, 600, 3900, 7199.9)
-    assert [duration_text(s) for s in durations] == [
-        "0.2 s", "43 s", "1 min", "2 min 30 s", "10 min", "1 h 05 min", "2 h 00 min",
-    ]  # fmt: skip
-    assert [percent_text(f) for f in (None, 0.0, 0.0001, 0.394)] == ["–", "0.0%", "<0.1%", "39.4%"]
-
-
-def test_a_tight_interval_gets_the_digits_to_be_seen() -> None:
-    assert ratio_texts(Interval(2.1, 2.05, 2.16)) == ("2.10", "2.05–2.16")
-    assert ratio_texts(Interval(1.013, 1.0122, 1.0138)) == ("1.0130", "1.0122–1.0138")
-
-
-def test_the_interval_of_a_median_is_that_of_the_sign_test() -> None:
-    seen = median_interval([float(i) for i in range(1, 21)])
-    assert seen is not None
-    assert (seen.low, seen.value, seen.high) == (6.0, 10.5, 15.0)
-    few = median_interval([1.0, 2.0, 3.0])
-    assert few is not None
-    assert (few.low, few.high) == (-math.inf, math.inf)
-
-
-# --- plots -------------------------------------------------------------------------------------
-
-
-def test_the_history_shows_its_values_to_the_pointer() -> None:
-    plot = history_plot([HistoryPoint(3, 0.588, 4), HistoryPoint(60, 0.0661, 90)])
-    assert plot is not None
-    titles = [plain(t) for t in re.findall("<title>(.*?)<", plot)]
-    assert titles == ["588 ms after 3 s, 4 trials", "66.1 ms after 1 min, 90 trials"]
-
-
-@pytest.mark.parametrize(
-    ("verdict", "style"),
-    [
-        (Verdict.FASTER, "better"),
-        (Verdict.SLOWER, "worse"),
-        (Verdict.SAME, "open"),
-        (Verdict.CANNOT_TELL, "open"),
-    ],
-)
-def test_the_mark_of_a_ratio_claims_no_more_than_the_verdict(verdict: Verdict, style: str) -> None:
-    mark = ratio_mark(Comparison(verdict, 2.0, 1.9, 1.05, 1.01, 1.1), scale=(0.8, 2.0))
-    assert f'class="dot {style}"' in mark
-
-
-def test_a_long_history_stays_small() -> None:
-    points = [HistoryPoint(1 + i, 1 / (1 + i), i) for i in range(20_000)]
-    plot = history_plot(points)
-    assert plot is not None
-    assert plot.count("<title>") <= 151
-
-
-@pytest.mark.parametrize(
-    "points",
-    [
-        [],
-        [HistoryPoint(0, None, 0)],
-        [HistoryPoint(0, 1e-3, 0)],
-        [HistoryPoint(0, 0.0, 0), HistoryPoint(0, 0.0, 1)],
-        [HistoryPoint(0, 1e-3, 0), HistoryPoint(0, 5e-4, 1)],
-        [HistoryPoint(0, 1e-3, 0), HistoryPoint(1e6, 1e-9, 1)],
-    ],
-)
-def test_a_short_or_odd_history_breaks_nothing(tmp_path: Path, points: list[HistoryPoint]) -> None:
-    assert Page(write(tmp_path, gpu_outcome(tasks=1), history=tuple(points))).open == []
-
-
-# --- terminal and JSON -------------------------------------------------------------------------
-
-
-def test_the_terminal_shows_the_twenty_heaviest_tasks() -> None:
-    outcome = gpu_outcome(tasks=43)
-    text = terminal(outcome)
-    shown = [s.task.name for s in by_share(outcome.tasks)]
-    assert all(re.search(rf"{name}\b", text) for name in shown[:20])
-    assert not re.search(rf"{shown[20]}\b", text)
-    assert "and 23 more" in text
-    assert text.startswith("2.10× faster")
-
-
-def test_the_terminal_names_the_tasks_that_stay_at_their_default_and_why() -> None:
-    text = terminal(gpu_outcome(tasks=8))
-    assert (
-        "at the default, no finalist is faster than the default by an interval: "
-        "fused_conv2d_add_relu5"
-    ) in text
-    assert "at the default, the search found no candidate: stem_conv2d8" in text
-
-
-@pytest.mark.parametrize("width", [1, 20, 40, 80])
-def test_the_terminal_may_be_narrow(width: int) -> None:
-    assert terminal(gpu_outcome(), width)
-
-
-def test_brackets_and_escapes_in_names_reach_no_terminal() -> None:
-    outcome = gpu_outcome(tasks=2)
-    odd = dataclasses.replace(outcome.tasks[0], name="[bold]x[/]\x1b]0;title\x07")
-    text = terminal(dataclasses.replace(outcome, tasks=(odd,)))
-    assert "[bold]x[/]" in text
-    assert "\x1b" not in text
-
-
-def test_the_document_is_json_with_the_derived_figures() -> None:
-    outcome = gpu_outcome(tasks=12)
-    document = json.loads(json.dumps(outcome_json(outcome), allow_nan=False))
-    assert document["hit_rate"] == outcome.hit_rate
-    assert document["verdict"] == "faster"
-    assert document["ratio"] == 2.102
-    assert document["tasks_tuned"] == 10
-    assert document["tasks"][0]["best_secs"] == outcome.tasks[0].best_secs
-    assert document["tasks"][0]["is_tuned"] is True
-    assert document["kernels_default_secs"] is None
-    assert "proto" not in document["model"]
-    assert len(document["latencies"][0]["run_secs"]) == 31
-
-
-def test_the_document_has_null_for_what_is_no_number() -> None:
-    compared = Comparison(Verdict.CANNOT_TELL, math.nan, math.inf, math.nan, 0.0, math.inf)
-    document = outcome_json(dataclasses.replace(gpu_outcome(tasks=1), end_to_end=compared))
-    assert document["ratio"] is None
-    assert json.dumps(document, allow_nan=False)
-
-
 # --- others on the device ----------------------------------------------------------------------
+
 
 CAUSE = "1 process of others: pid 4242"
 
