@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.contract.test_libraries import default_and_tuned, gpu_task, on_host
 from tests.contract.test_triton import kernels
 from tests.lib.build_fixtures import LLVM, built
 from tests.lib.fake_cudnn import FakeCudnn
+from tests.lib.library_tasks import default_and_tuned, gpu_task, on_host
 from tunerd.artifacts.loading import map_weights
 from tunerd.builder.build import build_candidate
 from tunerd.candidates.base import SearchSettings
@@ -30,15 +30,7 @@ from tunerd.runner.agreement import disagreement
 from tunerd.runner.sampling import CpuDevice
 from tunerd.system import spawn
 from tunerd.system.targets import cuda_target
-from tunerd.vocabulary import (
-    CUDNN,
-    FP16,
-    FP32,
-    TF32,
-    Candidate,
-    Task,
-    default_candidate,
-)
+from tunerd.vocabulary import CUDNN, FP16, FP32, TF32, Candidate, Task, default_candidate
 
 SOURCE = CudnnSource()
 SETTINGS = SearchSettings(seed=0, threads=1, sms=52)

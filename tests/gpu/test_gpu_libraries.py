@@ -15,8 +15,8 @@ import tunerd
 from tests.contract.test_cudnn import MATCHED as CONVOLVED
 from tests.contract.test_cudnn import SOURCE as CONVOLUTIONS
 from tests.contract.test_cudnn import by_plan, convolution, two_convolutions
-from tests.contract.test_libraries import MATCHED, SOURCE, gpu_task, pointwise, tensors
 from tests.lib.build_fixtures import built
+from tests.lib.library_tasks import MATCHED, SOURCE, gpu_task, pointwise, tensors
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.builder.build import build_candidate
 from tunerd.candidates.base import SearchSettings

@@ -28,7 +28,7 @@ ELSEWHERE = {
     "--address auto": "tests/system/test_ray_jobs.py and test_cluster.py have clusters",
     "/shared/": "tests/system/test_ray_jobs.py submits jobs",
     "postgresql": "tests/system/test_team_store.py starts a server",
-    "--libraries": "tests/contract/test_libraries.py has what stands for a library",
+    "--libraries": "tests/lib/fake_cublaslt.py stands for a library",
 }
 # In a command as the README has it, and what stands there here.
 INSTEAD = (
