@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.test_records import FACTS, TASK
+from tests.lib.record_samples import FACTS, TASK
 from tests.lib.store_places import StorePlace
 from tunerd.errors import FolderError, StoreError
 from tunerd.records.points import MachineKind, SharedPoint, TeamPoints

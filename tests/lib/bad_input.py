@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tests.contract.test_records import FACTS, TASK, candidate, measurement
+from tests.lib.record_samples import FACTS, TASK, candidate, measurement
 from tests.lib.store_places import proposed
 from tunerd.cli.app import app
 from tunerd.cli.errors import run

@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import tunerd
-from tests.contract.test_records import FACTS, OTHER_TASK, TASK, WRONG, candidate, measurement
 from tests.lib.artifact_fixtures import tiny_artifact
 from tests.lib.fuzz_earlier import (
     build_inputs,
@@ -56,6 +55,7 @@ from tests.lib.models import (
     model,
     shape_arithmetic_net,
 )
+from tests.lib.record_samples import FACTS, OTHER_TASK, TASK, WRONG, candidate, measurement
 from tests.lib.store_places import proposed
 from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS
 from tunerd.cli.app import app

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.test_records import FACTS
 from tests.lib.bad_input import Bad, Make, Place, check, net, of_dims, relu, tune
+from tests.lib.record_samples import FACTS
 from tunerd.errors import ExitCode
 from tunerd.frontend.model import read_model
 from tunerd.records import RunFacts, sqlite

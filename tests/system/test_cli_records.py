@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.contract.test_records import COLLATERAL, FACTS, LLVM, TASK, candidate, measurement
 from tests.lib import ROOT
+from tests.lib.record_samples import COLLATERAL, FACTS, LLVM, TASK, candidate, measurement
 from tests.lib.store_places import proposed
 from tunerd.cli.records import app
 from tunerd.errors import FolderError, InputError

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.test_records import FACTS, TASK, candidate, measurement
 from tests.lib import ROOT
+from tests.lib.record_samples import FACTS, TASK, candidate, measurement
 from tests.lib.store_places import proposed
 from tunerd.errors import FolderError
 from tunerd.records import Store, sqlite
@@ -155,7 +155,7 @@ def test_facts_are_gathered_from_settings_and_model(tmp_path: Path) -> None:
 _HOLDER = """
 import sys, os
 from pathlib import Path
-from tests.contract.test_records import FACTS
+from tests.lib.record_samples import FACTS
 from tunerd.runs.folder import RunFolder
 run = RunFolder.open(Path(sys.argv[1]), facts=FACTS)
 if os.fork() == 0:

@@ -22,8 +22,8 @@ import onnx
 import pytest
 from rich.console import Console
 
-from tests.contract.test_records import FACTS, TASK, candidate, measurement
 from tests.lib.models import conv_net
+from tests.lib.record_samples import FACTS, TASK, candidate, measurement
 from tests.lib.store_places import proposed
 from tests.lib.tune_process import Run
 from tunerd.cli.app import app

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.test_records import FACTS, LLVM, OTHER_TASK, TASK, measurement
 from tests.lib.postgres_server import PASSWORD, PostgresServer
+from tests.lib.record_samples import FACTS, LLVM, OTHER_TASK, TASK, measurement
 from tests.lib.store_places import StorePlace, proposed, read_shared
 from tunerd.errors import ExitCode, InputError, StoreError, StoreMissError
 from tunerd.records import Store, task_outcomes

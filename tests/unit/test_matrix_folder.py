@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.contract.test_records import FACTS
 from tests.lib.full_disk import full_beyond
 from tests.lib.matrix_samples import FAILED, PROOF, RIGHT, measured
+from tests.lib.record_samples import FACTS
 from tunerd.errors import DiskError, FolderError, InputError
 from tunerd.records import Store
 from tunerd.settings import TuneSettings
