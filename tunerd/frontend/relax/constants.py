@@ -264,13 +264,14 @@ class _ShapeFolder(PyExprMutator):  # type: ignore[misc]
             return visited
         operands = [self._integers(a) for a in visited.args]
         source = shape_of(call.args[0])
-        if name in _SELECTIONS and operands[0] is None and source is not None:
+        size = math.prod(shape)
+        has_all = source is not None and math.prod(source) == size
+        if name in _SELECTIONS and operands[0] is None and has_all:
             # Of a tensor: its places are numbers, too.
-            places = np.arange(math.prod(source), dtype=np.int64).reshape(source)
-            operands[0] = places if places.size == math.prod(shape) else None
+            operands[0] = np.arange(size, dtype=np.int64).reshape(source)
         values = [o for o in operands if o is not None]
         result = _OF_INDICES[name](call, values) if len(values) == len(operands) else None
-        if result is None or result.size != math.prod(shape):
+        if result is None or result.size != size:
             return visited
         if self._integers(visited.args[0]) is not None:
             dtype = str(call.ty.dtype)
