@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tunerd.system import amx
 from tunerd.system.cores import cpu_field
 from tunerd.vocabulary import TargetSpec
 
@@ -13,7 +14,8 @@ def cpu_target_json(num_cores: int) -> TargetSpec:
     """Return the llvm target of this host's CPU, for code that runs on `num_cores` of its cores.
 
     Imports TVM (seconds). LLVM names the CPU by its model number; features that a hypervisor hides
-    from that model are switched off, so that no kernel dies of an illegal instruction.
+    from that model are switched off, so that no kernel dies of an illegal instruction; so is AMX
+    where a process is not given leave to use it.
 
     LLVM works at its level 2. At 3, TVM's default, it unrolls further: builds take longer, and the
     best kernels are no faster (scripts/lab/compile/llvm_levels.py).
@@ -28,7 +30,10 @@ def cpu_target_json(num_cores: int) -> TargetSpec:
         "opt-level": 2,
     }
     features = {str(f) for f in codegen.llvm_get_cpu_features(Target(description))}
-    hidden = sorted(hidden_features(features, cpu_field("flags").split()))
+    flags = cpu_field("flags").split()
+    if not amx.permitted():
+        flags = [flag for flag in flags if not flag.startswith("amx")]
+    hidden = sorted(hidden_features(features, flags))
     if hidden:
         description["mattr"] = [f"-{feature}" for feature in hidden]
     return TargetSpec("llvm", json.dumps(description, sort_keys=True))
