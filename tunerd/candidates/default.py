@@ -25,7 +25,7 @@ from tunerd.candidates.base import (
     SearchSettings,
     module_of,
 )
-from tunerd.candidates.registers.sums import FirstCut, first_cut
+from tunerd.candidates.registers.first import FirstCut, first_cut
 from tunerd.candidates.tensor_intrinsics import load_tensor_intrinsics
 from tunerd.vocabulary import (
     DEFAULT_SOURCE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tunerd.candidates.registers.amx_loops import with_amx
 from tunerd.candidates.registers.stages import with_stages
 from tunerd.candidates.registers.tiles import with_tiles
 from tunerd.candidates.registers.units import operands
@@ -12,6 +13,7 @@ from tunerd.vocabulary import Layout
 if TYPE_CHECKING:
     from tvm.ir import IRModule
 
+    from tunerd.candidates.registers.amx import Amx, AmxCut
     from tunerd.candidates.registers.sums import Cut, Sums
     from tunerd.candidates.registers.winograd import Winograd, WinogradCut
 
@@ -34,6 +36,15 @@ def in_stages(mod: IRModule, of: Winograd, cut: WinogradCut) -> IRModule:
     scheduling = _Scheduling(Schedule(mod, error_render_level="fast"), of.sums)
     stored = scheduling.written(is_staged=False)
     return with_stages(scheduling.mod, of, stored, cut)
+
+
+def in_tiles(mod: IRModule, of: Amx, cut: AmxCut) -> IRModule:
+    """Return a module whose products are in AMX's tiles; raises as `scheduled` does."""
+    from tvm.s_tir import Schedule
+
+    scheduling = _Scheduling(Schedule(mod, error_render_level="fast"), of.sums)
+    stored = scheduling.written()
+    return with_amx(scheduling.mod, of, stored, cut)
 
 
 class _Scheduling:

@@ -1,6 +1,6 @@
 """Sums of products in a CPU's vector registers, cut by a template. A recipe is JSON: how it is cut.
 
-Two sources: `vnni` for products of 8 bits, and `fma` for products of fp32.
+Two sources: `vnni` for products of 8 bits, on CPUs with AMX by that, too; `fma` for those of fp32.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tunerd.candidates.base import (
     module_of,
 )
 from tunerd.candidates.registers import units
+from tunerd.candidates.registers.amx import Amx, AmxCut
 from tunerd.candidates.registers.sums import Cut, Sums
 from tunerd.candidates.registers.winograd import Winograd, WinogradCut
 from tunerd.candidates.template_search import TemplateFamily, TemplateRecipe, TemplateSearch
@@ -26,13 +27,19 @@ from tunerd.vocabulary import FMA, VNNI, TargetSpec, Task
 from tunerd.vocabulary.model import INTEGER_PRODUCTS
 
 TEMPLATE, PACKED, OVERLAPPING, WINOGRAD = "dots", "packed", "overlapping", "winograd"
+AMX = "amx"
+
+
+Template = Sums | Winograd | Amx
 
 
 class Recipe(TemplateRecipe):
     """A recipe of these sources."""
 
     VERSION = 3
-    CUTS = MappingProxyType({TEMPLATE: Cut, PACKED: Cut, OVERLAPPING: Cut, WINOGRAD: WinogradCut})
+    CUTS = MappingProxyType({
+        TEMPLATE: Cut, PACKED: Cut, OVERLAPPING: Cut, WINOGRAD: WinogradCut, AMX: AmxCut,
+    })  # fmt: skip
 
 
 class RegistersSource(CandidateSource):
@@ -62,7 +69,7 @@ class RegistersSource(CandidateSource):
     def search(self, settings: SearchSettings) -> Search:
         return TemplateSearch(TemplateFamily(self.name, Recipe, self.templates_of), settings)
 
-    def templates_of(self, task: Task) -> dict[str, Sums | Winograd] | str:
+    def templates_of(self, task: Task) -> dict[str, Template] | str:
         """Return the template of a task by its name, or why it has none."""
         if task.target.is_cuda:
             return f"{self.name.upper()} is a CPU's"
@@ -92,21 +99,18 @@ class FmaSource(RegistersSource):
 
 
 @functools.lru_cache(CACHED_TASKS)
-def _templates(name: str, mod_json: str, target_json: str) -> dict[str, Sums | Winograd] | str:
+def _templates(name: str, mod_json: str, target_json: str) -> dict[str, Template] | str:
     import tvm
 
-    target = json.loads(target_json)
-    cores = int(target.get("num-cores", 1))
+    described = json.loads(target_json)
+    target = tvm.target.Target(described)
+    cores = int(described.get("num-cores", 1))
     try:
-        unit = (
-            units.vnni(target.get("mcpu", ""))
-            if name == VNNI
-            else units.fma(tvm.target.Target(target))
-        )
+        unit = units.vnni(described.get("mcpu", "")) if name == VNNI else units.fma(target)
     except ValueError as error:
         return str(error)
     mod, why = tvm.ir.load_json(mod_json), ""
-    found: dict[str, Sums | Winograd] = {}
+    found: dict[str, Template] = {}
     for template in (TEMPLATE, OVERLAPPING):
         try:
             found[template] = Sums.of(mod, unit, cores, is_overlapping=template == OVERLAPPING)
@@ -115,4 +119,7 @@ def _templates(name: str, mod_json: str, target_json: str) -> dict[str, Sums | W
     if isinstance(sums := found.get(TEMPLATE), Sums):
         with contextlib.suppress(ValueError):
             found[WINOGRAD] = Winograd.of(mod, sums)
+        if name == VNNI and units.has_tiles(target):
+            with contextlib.suppress(ValueError):
+                found[AMX] = Amx.of(mod, sums)
     return found or why

@@ -8,10 +8,8 @@ follows the sums, such as a bias or a rescaling, is computed of a tile as it is 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import operator
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +23,6 @@ from tunerd.vocabulary import Layout
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
-    from tvm.target import Target
 
 _MOST_ROWS, _MOST_VECTORS = 16, 16
 L1_BYTES, L2_BYTES = 32 << 10, 1 << 20
@@ -241,37 +238,6 @@ class Sums:
 def overlapped(cycles: float, loaded: float) -> float:
     """Return the cycles of computing and loading at once."""
     return max(cycles, loaded) + _NOT_HIDDEN * min(cycles, loaded)
-
-
-@dataclass(frozen=True)
-class FirstCut:
-    """A function as it is cut first. layouts: as `LoweredKernel.layouts`."""
-
-    mod: IRModule
-    layouts: tuple[tuple[int, Layout], ...]
-
-
-def first_cut(mod: IRModule, target: Target, weight_args: Collection[int] = ()) -> FirstCut | None:
-    """Return how the estimate would cut a function; None where it has no sums.
-
-    weight_args: the parameters that are the model's weights, which may be packed.
-    """
-    cores = int(target.attrs.get("num-cores", 1))
-    found: list[tuple[float, bool, Sums, Cut]] = []
-    for make, is_overlapping in ((units.fma, False), (units.fma, True), (_vnni, False)):
-        with contextlib.suppress(ValueError):
-            sums = Sums.of(mod, make(target), cores, is_overlapping=is_overlapping)
-            for each in filter(None, (sums, sums.packed(weight_args))):
-                cuts = each.tiles()
-                found += ((each.estimated_secs(c, 0.0), not each.is_packed, each, c) for c in cuts)
-    if not found:
-        return None
-    _, _, sums, best = min(found, key=operator.itemgetter(0, 1))
-    return FirstCut(sums.scheduled(mod, best), sums.layouts(best))
-
-
-def _vnni(target: Target) -> Unit:
-    return units.vnni(str(target.attrs.get("mcpu", "")))
 
 
 def _is_elementwise(block: Any) -> bool:

@@ -75,20 +75,20 @@ class Unit:
 
     def row_bytes(self, block: Any, rows: Sequence[Any]) -> int:
         """Return the bytes from what one row of the sums reads to what the next one does."""
-        from tvm.sym import detect_linear_equation
-
-        read = operands(block)[0]
-        extents = map(int, read.source.ty.shape)
-        place = functools.reduce(
-            lambda sum_, axis: sum_ * axis[1] + axis[0], zip(read.indices, extents, strict=True), 0
-        )
-        steps = [*detect_linear_equation(place, [rows[-1].var])] if rows else []
-        return int(steps[0]) * self.value_bytes if steps else 0
+        steps = distances(block, rows[-1:])
+        return steps[0] * self.value_bytes if steps else 0
 
     def apart(self, block: Any, rows: Sequence[Any]) -> tuple[bool, ...]:
         """Say of each dimension of the rows whether weights are others along it."""
         used = _variables(operands(block)[1].indices)
         return tuple(any(v.var.same_as(u) for u in used) for v in rows)
+
+
+def has_tiles(target: Target) -> bool:
+    """Say whether a CPU has AMX's products of bytes."""
+    import tvm
+
+    return bool(tvm.target.codegen.target_has_features(["amx-int8", "amx-tile"], target))
 
 
 def vnni(mcpu: str) -> Unit:
@@ -204,6 +204,22 @@ def operands(block: Any) -> tuple[Any, Any]:
     product = block.body.value.b
     left, right = (x.value if hasattr(x, "value") else x for x in (product.a, product.b))
     return left, right
+
+
+def distances(block: Any, loops: Sequence[Any]) -> list[int]:
+    """Return the elements from what a step of each loop reads of the rows to what the next does.
+
+    Empty where there is no loop, or where elements are not equally far apart.
+    """
+    from tvm.sym import detect_linear_equation
+
+    read = operands(block)[0]
+    extents = map(int, read.source.ty.shape)
+    place = functools.reduce(
+        lambda sum_, axis: sum_ * axis[1] + axis[0], zip(read.indices, extents, strict=True), 0
+    )
+    steps = [*detect_linear_equation(place, [loop.var for loop in loops])] if loops else []
+    return [int(step) for step in steps[: len(loops)]]
 
 
 def is_shifted(index: Any, var: Any) -> bool:
