@@ -27,7 +27,14 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from tunerd.artifacts.device import mismatches, open_device, preload_cuda, sm_count, use_own_cores
+from tunerd.artifacts.device import (
+    enable,
+    mismatches,
+    open_device,
+    preload_cuda,
+    sm_count,
+    use_own_cores,
+)
 from tunerd.artifacts.libraries import mismatches as other_versions
 from tunerd.artifacts.libraries import provide
 from tunerd.artifacts.manifest import (
@@ -69,8 +76,8 @@ def load(
     `device` is the index of the GPU, 0 if not given; an artifact for CPUs takes none. Of several
     shares in one artifact, the kernels tuned for the nearest number of SMs (on CPUs: cores) are
     loaded. Warns with MismatchWarning where the device, its SMs or its cores are not those of the
-    tuning. Raises LoadError for files that are missing or changed, and for libraries that kernels
-    need and that are missing, before any code of theirs runs.
+    tuning. Raises LoadError for files that are missing or changed, and for libraries, or AMX, that
+    kernels need and that are missing, before any code of theirs runs.
     Of several sizes in one artifact a `SizedModel` comes back, which chooses at each call.
 
     Of an artifact that serves several tenants a `SuperModel` comes back. `tenant_bytes` is how much
@@ -138,6 +145,7 @@ class LoadedModel:
         for sentence in other_versions(manifest):
             warnings.warn(sentence, MismatchWarning, stacklevel=3)
         if not is_cuda:
+            enable(manifest)
             use_own_cores(tvm, manifest)
         library_path = stored_at(folder, manifest, LIBRARY)
         weights_path = stored_at(folder, manifest, WEIGHTS)

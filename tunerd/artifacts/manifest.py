@@ -41,6 +41,10 @@ kernels call a library, each variant has
                  `version`, with which it was measured, null where it did not say; `calls`, the
                  texts by which kernels ask for its calls, all prepared before the first inference
 
+Where kernels need of a CPU what a process must ask for, AMX, a variant has
+
+    cpu_features    ["amx_int8", "amx_tile"]: as Linux spells them
+
 A manifest names the sha256 of each file, and of what it says itself; the latter is new, formats 1
 and 2 are the same without it.
 
@@ -356,6 +360,7 @@ def _check_manifest(manifest: Any) -> None:
     files, share, stored_as = manifest["files"], manifest["share"], manifest.get("stored_as", {})
     libraries = manifest.get("libraries", [])
     ok = {
+        "cpu_features": _are(manifest.get("cpu_features", []), str),
         "files": _is(files, dict) and all(_is(sha, str) for sha in files.values()),
         "inputs": _is(manifest["inputs"], list) and all(map(_is_spec, manifest["inputs"])),
         "outputs": _is(manifest["outputs"], list) and all(map(_is_spec, manifest["outputs"])),

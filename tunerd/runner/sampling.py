@@ -23,6 +23,7 @@ import numpy as np
 from tunerd.libraries import calls
 from tunerd.runner.arguments import Arguments, timed_inputs
 from tunerd.runner.profiles import range_of
+from tunerd.system import amx
 from tunerd.vocabulary import Build, Failure, Kind, Profile, Stage
 
 log = logging.getLogger(__name__)
@@ -268,6 +269,7 @@ class CpuDevice(Device):
         # first cores, whatever the process may use.
         configure = tvm.get_global_func("runtime.config_threadpool")
         configure(-2, len(self._cores), [str(core) for core in self._cores])
+        amx.permitted()  # asked for before a kernel needs it
         self._next_copy = 0
         self._arguments = Arguments(tvm.runtime.empty, lambda: None, max_bytes=2 << 30)
 
