@@ -252,3 +252,11 @@ def test_the_cuda_target_has_the_limits_that_tvm_gives_the_architecture() -> Non
     assert {k: v for k, v in mine.attrs.items() if k != "arch"} == {
         k: v for k, v in tvms.items() if k != "arch"
     }
+
+
+def test_an_artifact_can_say_what_it_needs_of_a_cpu() -> None:
+    named = cores.cpu_field("flags").split()
+    needed = targets.cpu_features(targets.cpu_target_json(1))
+    assert "avx2" in needed or "avx2" not in named
+    assert targets.hidden_features({*needed}, named) == set()
+    assert targets.cpu_features(targets.cuda_target("9.0")) == []

@@ -46,6 +46,7 @@ from tunerd.frontend.relax.precision import narrowed
 from tunerd.frontend.tasks import architecture_of
 from tunerd.system import amx
 from tunerd.system.files import write_whole
+from tunerd.system.targets import cpu_features
 from tunerd.system.version import __version__
 from tunerd.vocabulary import (
     DEFAULT_SOURCE,
@@ -142,7 +143,10 @@ def compile_artifact(
                 "tvm-ffi": importlib.metadata.version("apache-tvm-ffi"),
             },
             "libraries": library_needs(scheduled.calls),
-            **_cpu_features(scheduled.mod),
+            "cpu_features": [
+                *cpu_features(target),
+                *(amx.FEATURES if has_tiles(scheduled.mod) else ()),
+            ],
             "hit_rate": sum(is_tuned(winners.get(t.task_id)) for t in tasks) / max(len(tasks), 1),
             "tasks": [_task_entry(task, winners.get(task.task_id), hits) for task in tasks],
         }
@@ -222,11 +226,6 @@ def _compile_library(scheduled: Scheduled, target: TargetSpec, path: Path) -> in
     threads = len(os.sched_getaffinity(0))
     export_library(executable, path, arch=arch, threads=threads, kernels=scheduled.kernels)
     return sum(planned)
-
-
-def _cpu_features(mod: IRModule) -> dict[str, list[str]]:
-    """Return what a manifest says of a CPU that kernels need; nothing where they need no AMX."""
-    return {"cpu_features": list(amx.FEATURES)} if has_tiles(mod) else {}
 
 
 def _counting_storage(planned: list[int]) -> Any:

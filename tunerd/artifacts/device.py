@@ -13,6 +13,7 @@ from tunerd.artifacts.manifest import LoadError, Manifest, obtained_text
 from tunerd.system import amx
 from tunerd.system.arrays import dtype_of
 from tunerd.system.cores import cpu_field
+from tunerd.system.targets import hidden_features
 
 _CONFIG_ONE_CORE_PER_THREAD = -2  # AffinityMode kSpecifyOneCorePerThread, threading_backend.h
 
@@ -41,15 +42,17 @@ def open_device(tvm: Any, is_cuda: bool, index: int | None) -> Any:
 
 def enable(manifest: Mapping[str, Any]) -> None:
     """Ask for what kernels of an artifact need of a CPU; raises LoadError where it is not there."""
-    if not {*amx.FEATURES} & {*manifest.get("cpu_features", [])} or amx.permitted():
-        return
-    lacking = set(amx.FEATURES) - {*cpu_field("flags").split()}
-    why = (
-        f"and this CPU has no {' and no '.join(sorted(lacking))}"
-        if lacking
-        else "which Linux, 5.16 or newer, did not permit this process, perhaps for a sandbox"
-    )
-    raise LoadError(f"the artifact's kernels use AMX, {why}; tune the model on this machine")
+    needed = {*manifest.get("cpu_features", [])}
+    if lacking := sorted(hidden_features(needed, cpu_field("flags").split())):
+        raise LoadError(
+            f"the artifact's kernels use {', '.join(lacking)}, and this CPU has no such "
+            "instructions; tune the model on this machine"
+        )
+    if needed & {*amx.FEATURES} and not amx.permitted():
+        raise LoadError(
+            "the artifact's kernels use AMX, which Linux (5.16 or newer) did not permit this "
+            "process, perhaps for a sandbox; tune the model in this environment"
+        )
 
 
 def zeros(tvm: Any, shape: Sequence[int], dtype: str, device: Any) -> Any:

@@ -41,9 +41,9 @@ kernels call a library, each variant has
                  `version`, with which it was measured, null where it did not say; `calls`, the
                  texts by which kernels ask for its calls, all prepared before the first inference
 
-Where kernels need of a CPU what a process must ask for, AMX, a variant has
+Kernels for a CPU may use what others lack; a variant has, where it knows that,
 
-    cpu_features    ["amx_int8", "amx_tile"]: as Linux spells them
+    cpu_features    ["avx2", "avx512vnni", "amx-int8"]: as LLVM spells them
 
 A manifest names the sha256 of each file, and of what it says itself; the latter is new, formats 1
 and 2 are the same without it.

@@ -295,7 +295,7 @@ class Engine:
     def inputs_of(self, model: str) -> tuple[TensorSpec, ...]:
         """Return the names, shapes and types of a member's inputs, in order."""
         member = self._member(model)
-        return artifacts.inputs_of(self._kernels.get(model, member.artifact))
+        return self._specs.get(model) or artifacts.inputs_of(member.artifact)
 
     def input_buffers(self, model: str) -> InputBuffers:
         """Return arrays for a member's inputs, zeros at first, that the device reads itself.

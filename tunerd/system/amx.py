@@ -10,7 +10,7 @@ import ctypes
 import functools
 import platform
 
-FEATURES = ("amx_int8", "amx_tile")  # that kernels of whole numbers need, as Linux spells them
+FEATURES = ("amx-int8", "amx-tile")  # that kernels of whole numbers need, as LLVM spells them
 
 _ARCH_PRCTL = 158  # the number of the system call on x86-64
 _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 0x1023, 18  # asm/prctl.h, asm/fpu/types.h

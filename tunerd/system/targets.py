@@ -9,6 +9,12 @@ from tunerd.system import amx
 from tunerd.system.cores import cpu_field
 from tunerd.vocabulary import TargetSpec
 
+# LLVM computes by these where a CPU has them.
+_USED = frozenset((
+    "avx", "avx2", "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl", "avx512vnni", "f16c",
+    "fma",
+))  # fmt: skip
+
 
 def cpu_target_json(num_cores: int) -> TargetSpec:
     """Return the llvm target of this host's CPU, for code that runs on `num_cores` of its cores.
@@ -37,6 +43,19 @@ def cpu_target_json(num_cores: int) -> TargetSpec:
     if hidden:
         description["mattr"] = [f"-{feature}" for feature in hidden]
     return TargetSpec("llvm", json.dumps(description, sort_keys=True))
+
+
+def cpu_features(target: TargetSpec) -> list[str]:
+    """Return what LLVM may use of a CPU of a target beside what each of its kind has.
+
+    Empty of GPUs, and of what is no x86. Imports TVM (seconds).
+    """
+    if target.is_cuda:
+        return []
+    from tvm.target import Target, codegen
+
+    features = {str(f) for f in codegen.llvm_get_cpu_features(Target(json.loads(target.json)))}
+    return sorted(features & _USED)
 
 
 def hidden_features(llvm_features: set[str], kernel_flags: list[str]) -> set[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunerd.candidates.nests.blocks import reduced_of, spatial_of
 from tunerd.candidates.registers.intrinsic import dot_products
+from tunerd.system import amx
 from tunerd.vocabulary.model import INTEGER_PRODUCTS, STAGED, VNNI_GROUP, VNNI_LANES
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def has_tiles(target: Target) -> bool:
     """Say whether a CPU has AMX's products of bytes."""
     import tvm
 
-    return bool(tvm.target.codegen.target_has_features(["amx-int8", "amx-tile"], target))
+    return bool(tvm.target.codegen.target_has_features([*amx.FEATURES], target))
 
 
 def vnni(mcpu: str) -> Unit:
