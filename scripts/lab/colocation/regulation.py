@@ -201,6 +201,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     document: dict[str, Any] = {**made_by(), "device": options.device, "mixes": {}}
     path = options.out / "regulation.json"
+    if path.exists():
+        document["mixes"] = json.loads(path.read_text())["mixes"]
     steps = Steps(document, lambda: write(path, document), options.until)
     for name in options.to_make:
         with steps.step(f"making {name}"):
@@ -209,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     there = {name: model for name, model in options.models.items() if model.exists()}
     mixes = ["+".join(names) for names in mixes_of([*there], options.mixes)]
     for mix in mixes if not options.prepare_only else ():
-        if options.only and mix not in options.only:
+        if mix in document["mixes"] or (options.only and mix not in options.only):
             continue
         with steps.step(f"{mix}: {options.secs:g} s", mix):
             secs = steps.left_secs(options.secs)

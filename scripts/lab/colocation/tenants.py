@@ -44,7 +44,7 @@ from tunerd.colocation.planning.features import at_share, features_of
 RUNS = Path("runs/colocation")  # where recipes/colocation look
 KERNELS = "kernels"  # the folder beside runs where artifacts are without weights
 TOKENS, WIDTH, HEADS, LAYERS = 128, 768, 12, 12  # of the encoder
-TUNE_SECS = 240.0  # of one `tunerd tune`, at most
+TUNE_SECS = 120.0  # of one `tunerd tune`, at most twice as long, or so for each number of tenants
 MAKE_SECS = 180.0  # of an export, or of making all artifacts of a run
 
 
@@ -190,14 +190,15 @@ def tuned(
     command += ["--budget", budget, "--out", str(run)]
     command += ["--tenants", ",".join(map(str, by))] if by else []
     log = run.with_name(f"{run.name}.log")
+    most_secs = TUNE_SECS * max(2, len(by))
     done = None
     with log.open("w") as said, suppress(subprocess.TimeoutExpired):  # then it can be gone on with
         done = subprocess.run(
             [sys.executable, "-m", "tunerd", *command], stdout=said, stderr=said,
-            stdin=subprocess.DEVNULL, timeout=TUNE_SECS, check=False,
+            stdin=subprocess.DEVNULL, timeout=most_secs, check=False,
         )  # fmt: skip
     if not (run / "artifact").is_dir():
-        ended = f"ended with {done.returncode}" if done else f"did not end in {TUNE_SECS:g} s"
+        ended = f"ended with {done.returncode}" if done else f"did not end in {most_secs:g} s"
         raise RuntimeError(f"tunerd tune {ended}: {log.read_text(errors='replace')[-800:]}")
 
 
