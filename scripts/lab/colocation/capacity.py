@@ -29,7 +29,7 @@ import functools
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +72,19 @@ class Way:
 
 @dataclass(frozen=True)
 class Try:
-    """One load on so many models."""
+    """One load on so many models.
+
+    cpu_us: what the process took of its cores for each request, looks at the device included.
+    late_ms: by which 99 of 100 requests were sent too late at most, where a thread sends them.
+    """
 
     count: int
     asked: int
     in_time: int
     per_sec: float  # answered
     p99_ms: float | None  # of what was answered
+    cpu_us: float | None = None
+    late_ms: float | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -169,10 +175,15 @@ class InEngine:
     def serve(self, count: int, seed: int) -> Try:
         load = LoadChoice(kind="poisson", duration=self._options.load_secs, seed=seed)
         members = self._engine.plan.members[:count]
+        before_secs = time.process_time()
         observed = run_load(self._engine, load, self._inputs, members=members)
+        cpu_secs = time.process_time() - before_secs
         first, last = observed.window
         latencies = [s.latency_secs for s in observed.counted if s.end == DONE]
-        return _try(count, len(observed.counted), latencies, last - first, self._options)
+        late = [s.sent_at - s.meant_at for s in observed.counted]
+        made = _try(count, len(observed.counted), latencies, last - first, self._options)
+        cpu_us = 1e6 * cpu_secs / len(observed.samples)
+        return replace(made, cpu_us=cpu_us, late_ms=1e3 * float(np.percentile(late, 99)))
 
     def close(self) -> None:
         self._engine.close()
@@ -199,9 +210,12 @@ class InPyTorch:
             lanes.append(StreamLane(launches, int(stream.cuda_stream)))
         secs = self._options.load_secs
         arrivals = poisson(count, self._options.rate, secs, seed)
+        before_secs = time.process_time()
         found = served(arrivals, lanes)
+        cpu_secs = time.process_time() - before_secs
         counted = [late for at, late in found if TRIM * secs <= at < (1 - TRIM) * secs]
-        return _try(count, len(counted), counted, (1 - 2 * TRIM) * secs, self._options)
+        made = _try(count, len(counted), counted, (1 - 2 * TRIM) * secs, self._options)
+        return replace(made, cpu_us=1e6 * cpu_secs / len(found))
 
     def close(self) -> None:
         pass

@@ -178,14 +178,19 @@ def tuned(
 ) -> None:
     """Tune a model for a share into a run folder, or take the kernels that were kept of it.
 
-    Raises RuntimeError with what tunerd said where there is no artifact then.
+    Those of an earlier tunerd, which had other kernels, are left there. Raises RuntimeError with
+    what tunerd said where there is no artifact then.
     """
     if (run / "artifact").is_dir():
         return
     kept = run.parent / KERNELS / run.name
     if kept.is_dir():
-        unpacked(onnx, kept, run)
-        return
+        try:
+            unpacked(onnx, kept, run)
+        except RuntimeError as error:
+            say(f"{error}; it is tuned anew")
+        else:
+            return
     command = ["tune", str(onnx), "--gpu-pct", str(pct), "--precision", precision]
     command += ["--budget", budget, "--out", str(run)]
     command += ["--tenants", ",".join(map(str, by))] if by else []

@@ -113,7 +113,8 @@ class Amx:
     def _is_dense(self, count: int) -> bool:
         """Whether so many of the last loops read bytes that follow each other."""
         inside = 1
-        for extent, apart in zip(self._depths[: -count - 1 : -1], self.depth_bytes[::-1]):  # noqa: B905
+        last = zip(self._depths[::-1], self.depth_bytes[::-1], strict=True)
+        for extent, apart in itertools.islice(last, count):
             if extent > 1 and apart != inside:
                 return False
             inside *= extent

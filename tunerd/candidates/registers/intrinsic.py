@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tvm.ir import IRModule
 
-_AMX = "llvm.x86."
+_X86 = "llvm.x86."
 
 
 def dot_products(sums: Any, values: Any, weights: Any) -> Any:
@@ -23,7 +23,7 @@ def dot_products(sums: Any, values: Any, weights: Any) -> Any:
     everywhere = tirx.Broadcast(tirx.reinterpret("int32", values), 16)
     # Since LLVM 21 it takes bytes, and refuses the same as int32.
     return tirx.call_llvm_pure_intrin(
-        "int32x16", "llvm.x86.avx512.vpdpbusd.512",
+        "int32x16", f"{_X86}avx512.vpdpbusd.512",
         sums, tirx.reinterpret("uint8x64", everywhere), weights,
     )  # fmt: skip
 
@@ -74,7 +74,7 @@ def has_tiles(mod: IRModule) -> bool:
     from tvm.target import codegen
     from tvm_ffi import structural_walk
 
-    begin = int(codegen.llvm_lookup_intrinsic_id(f"{_AMX}ldtilecfg"))
+    begin = int(codegen.llvm_lookup_intrinsic_id(f"{_X86}ldtilecfg"))
     called = ir.Op.get("tirx.call_llvm_intrin")
     found: list[bool] = []
 
@@ -91,7 +91,7 @@ def has_tiles(mod: IRModule) -> bool:
 def _amx(name: str, *operands: Any) -> Any:
     from tvm import tirx
 
-    return tirx.Evaluate(tirx.call_llvm_intrin("void", _AMX + name, *operands))
+    return tirx.Evaluate(tirx.call_llvm_intrin("void", _X86 + name, *operands))
 
 
 def _tile(number: int) -> Any:
