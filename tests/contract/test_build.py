@@ -40,6 +40,29 @@ tvm.runtime.load_module(library)["main"](*args)
 np.save(output, args[-1].numpy())
 """
 
+LOAD_AT_ONCE = """
+import sys
+import threading
+import tvm.tirx  # so that all come at once to what follows
+from tunerd.builder.library import load_tvm
+sys.setswitchinterval(1e-6)
+together, failed = threading.Barrier(16), []
+
+def load():
+    together.wait()
+    try:
+        load_tvm()
+    except Exception as error:
+        failed.append(error)
+
+threads = [threading.Thread(target=load) for _ in range(16)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+sys.exit(f"{failed[0]}" if failed else 0)
+"""
+
 
 def run_elsewhere(made: Build, inputs: list[np.ndarray], folder: Path) -> np.ndarray:
     library = folder / "kernel.so"
@@ -184,3 +207,10 @@ def test_the_slow_import_of_tensor_intrinsics_is_left_out() -> None:
         "assert 'tvm.s_tir.tensor_intrin' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120, cwd=ROOT)
+
+
+def test_threads_may_load_tvm_at_the_same_time() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", LOAD_AT_ONCE], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr

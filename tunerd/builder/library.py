@@ -20,6 +20,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _CUDA_MODULE = "ffi.Module.create.cuda"  # without it, TVM takes its stand-in, which holds source
 _NEAREST, _VECTORIZABLE = "tirx.nearbyint", "TVectorizable"
+_CHANGING = threading.Lock()  # held while TVM's tables are read and changed
 NO_LINKER = (
     "Builds need a linker: neither `ld` nor a C compiler is on the PATH. "
     "Install one, for example with: apt-get install binutils"
@@ -42,15 +44,19 @@ NO_LINKER = (
 
 @functools.cache
 def load_tvm() -> Any:
-    """Import TVM with its CUDA libraries in reach, and take from it what makes a CUDA context."""
+    """Import TVM with its CUDA libraries in reach, and take from it what makes a CUDA context.
+
+    Threads may call it at the same time: a cache lets all of them in that come before its value.
+    """
     nvrtc.preload()
     import tvm
     import tvm.tirx
     from tvm_ffi.registry import remove_global_func
 
-    if tvm.get_global_func(_CUDA_MODULE, allow_missing=True) is not None:
-        remove_global_func(_CUDA_MODULE)
-    _vectorize_roundings()
+    with _CHANGING:
+        if tvm.get_global_func(_CUDA_MODULE, allow_missing=True) is not None:
+            remove_global_func(_CUDA_MODULE)
+        _vectorize_roundings()
     return tvm
 
 
