@@ -307,7 +307,9 @@ def test_runs_for_one_core_and_two_are_packed_loaded_benched_and_compared(
     assert run(app, ["pack", str(runs[100]), str(runs[50]), "--to", str(to), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [v["sm_counts"] for v in document["variants"]] == [[1], [2]]
-    assert [v["weights.bin"] for v in document["variants"]] == ["weights.bin"] * 2
+    # Weights that kernels for two cores want in another layout are stored for each.
+    stored_as = [v["weights.bin"] for v in document["variants"]]
+    assert stored_as in (["weights.bin"] * 2, ["weights.bin", "weights-2.bin"])
     assert loaded_on(to, {CORES_HERE[0]})["tuned_for"] == [1]
     assert loaded_on(to, set(CORES_HERE[:2]))["tuned_for"] == [2]
     for pct, cores in ((50, 1), (100, 2)):
