@@ -20,7 +20,7 @@ from tunerd.builder.library import load_tvm
 from tunerd.candidates.base import module_of
 from tunerd.candidates.default import default_schedule
 from tunerd.candidates.registers.amx import Amx, AmxCut
-from tunerd.candidates.registers.intrinsic import has_tiles
+from tunerd.candidates.registers.intrinsic import uses_tiles
 from tunerd.candidates.registers.source import AMX, Recipe, VnniSource
 from tunerd.frontend.relax.integers import packed
 from tunerd.frontend.relax.lowering import make_target
@@ -215,13 +215,13 @@ def test_a_cpu_without_amx_gets_none() -> None:
     templates = VnniSource().templates_of(other)
     assert AMX not in templates
     mod = default_schedule(module_of(other), make_target(older))
-    assert not has_tiles(mod)
+    assert not uses_tiles(mod)
 
 
 def test_by_default_amx_is_used_where_the_estimate_says_so() -> None:
     task = matrix(128, 256, 64)
     mod = default_schedule(module_of(task), make_target(task.target))
-    assert has_tiles(mod)
+    assert uses_tiles(mod)
 
 
 def test_the_instructions_are_in_the_code() -> None:

@@ -40,7 +40,7 @@ from tunerd.artifacts.weights import ALIGNMENT, aligned
 from tunerd.builder.build import build_problem
 from tunerd.builder.library import export_library, load_tvm
 from tunerd.builder.lowering import tir_pipeline
-from tunerd.candidates.registers.intrinsic import has_tiles
+from tunerd.candidates.registers.intrinsic import uses_tiles
 from tunerd.errors import FolderError, HostError
 from tunerd.frontend.relax.precision import narrowed
 from tunerd.frontend.tasks import architecture_of
@@ -145,7 +145,7 @@ def compile_artifact(
             "libraries": library_needs(scheduled.calls),
             "cpu_features": [
                 *cpu_features(target),
-                *(amx.FEATURES if has_tiles(scheduled.mod) else ()),
+                *(amx.FEATURES if uses_tiles(scheduled.mod) else ()),
             ],
             "hit_rate": sum(is_tuned(winners.get(t.task_id)) for t in tasks) / max(len(tasks), 1),
             "tasks": [_task_entry(task, winners.get(task.task_id), hits) for task in tasks],

@@ -76,8 +76,8 @@ def load(
     `device` is the index of the GPU, 0 if not given; an artifact for CPUs takes none. Of several
     shares in one artifact, the kernels tuned for the nearest number of SMs (on CPUs: cores) are
     loaded. Warns with MismatchWarning where the device, its SMs or its cores are not those of the
-    tuning. Raises LoadError for files that are missing or changed, and for libraries, or AMX, that
-    kernels need and that are missing, before any code of theirs runs.
+    tuning. Raises LoadError for files that are missing or changed, and for libraries, or a CPU's
+    instructions, that kernels need and that are missing, before any code of theirs runs.
     Of several sizes in one artifact a `SizedModel` comes back, which chooses at each call.
 
     Of an artifact that serves several tenants a `SuperModel` comes back. `tenant_bytes` is how much

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from tunerd.candidates.registers import units
 from tunerd.candidates.registers.amx import Amx
 from tunerd.candidates.registers.sums import Sums
-from tunerd.candidates.registers.units import Unit
 from tunerd.vocabulary import Layout
 
 if TYPE_CHECKING:
@@ -34,20 +33,16 @@ def first_cut(mod: IRModule, target: Target, weight_args: Collection[int] = ()) 
     """
     cores = int(target.attrs.get("num-cores", 1))
     found: list[tuple[float, bool, Any, Any]] = []
-    for make, is_overlapping in ((units.fma, False), (units.fma, True), (_vnni, False)):
+    for make, is_overlapping in ((units.fma, False), (units.fma, True), (units.vnni, False)):
         with contextlib.suppress(ValueError):
             sums = Sums.of(mod, make(target), cores, is_overlapping=is_overlapping)
             for each in filter(None, (sums, sums.packed(weight_args))):
                 cuts = each.tiles()
                 found += ((each.estimated_secs(c, 0.0), not each.is_packed, each, c) for c in cuts)
-            if make is _vnni and units.has_tiles(target):
+            if make is units.vnni and units.has_tiles(target):
                 amx = Amx.of(mod, sums)
                 found += ((amx.estimated_secs(c, 0.0), True, amx, c) for c in amx.tiles())
     if not found:
         return None
     _, _, template, best = min(found, key=operator.itemgetter(0, 1))
     return FirstCut(template.scheduled(mod, best), template.layouts(best))
-
-
-def _vnni(target: Target) -> Unit:
-    return units.vnni(str(target.attrs.get("mcpu", "")))

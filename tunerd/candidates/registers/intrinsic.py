@@ -68,7 +68,7 @@ def tile_config(shapes: Mapping[int, tuple[int, int]]) -> list[int]:
     return list(struct.unpack("<16i", config))
 
 
-def has_tiles(mod: IRModule) -> bool:
+def uses_tiles(mod: IRModule) -> bool:
     """Say whether a module's functions use AMX."""
     from tvm import ir, tirx
     from tvm.target import codegen

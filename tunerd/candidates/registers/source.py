@@ -26,9 +26,8 @@ from tunerd.candidates.template_search import TemplateFamily, TemplateRecipe, Te
 from tunerd.vocabulary import FMA, VNNI, TargetSpec, Task
 from tunerd.vocabulary.model import INTEGER_PRODUCTS
 
-TEMPLATE, PACKED, OVERLAPPING, WINOGRAD = "dots", "packed", "overlapping", "winograd"
-AMX = "amx"
-
+TEMPLATE, PACKED, OVERLAPPING = "dots", "packed", "overlapping"
+WINOGRAD, AMX = "winograd", "amx"
 
 Template = Sums | Winograd | Amx
 
@@ -102,11 +101,10 @@ class FmaSource(RegistersSource):
 def _templates(name: str, mod_json: str, target_json: str) -> dict[str, Template] | str:
     import tvm
 
-    described = json.loads(target_json)
-    target = tvm.target.Target(described)
-    cores = int(described.get("num-cores", 1))
+    target = tvm.target.Target(json.loads(target_json))
+    cores = int(target.attrs.get("num-cores", 1))
     try:
-        unit = units.vnni(described.get("mcpu", "")) if name == VNNI else units.fma(target)
+        unit = units.vnni(target) if name == VNNI else units.fma(target)
     except ValueError as error:
         return str(error)
     mod, why = tvm.ir.load_json(mod_json), ""

@@ -92,12 +92,12 @@ def has_tiles(target: Target) -> bool:
     return bool(tvm.target.codegen.target_has_features([*amx.FEATURES], target))
 
 
-def vnni(mcpu: str) -> Unit:
-    """AVX-512 VNNI: bytes times bytes, four of the depth at a time. mcpu: a CPU by LLVM's name."""
+def vnni(target: Target) -> Unit:
+    """AVX-512 VNNI: bytes times bytes, four of the depth at a time."""
     return Unit(
         VNNI_LANES, VNNI_GROUP, 31, 1,
         _integer_products, lambda block: block.name_hint == STAGED, dot_products,
-        per_cycle=_per_cycle(mcpu),
+        per_cycle=_per_cycle(target),
     )  # fmt: skip
 
 
@@ -116,13 +116,13 @@ def fma(target: Target) -> Unit:
         lanes, registers = 4, 32
     else:
         raise ValueError("its CPU has no vectors that multiply and add")
-    per_cycle = _per_cycle(str(target.attrs.get("mcpu", ""))) if lanes == 16 else 2
+    per_cycle = _per_cycle(target) if lanes == 16 else 2
     return Unit(lanes, 1, registers - 1, 4, _products, _is_no_copy, per_cycle=per_cycle)
 
 
-def _per_cycle(mcpu: str) -> int:
+def _per_cycle(target: Target) -> int:
     """Return how many vectors of 512 bits a CPU adds to in a cycle."""
-    return 1 if mcpu in _ONE_UNIT else 2
+    return 1 if str(target.attrs.get("mcpu", "")) in _ONE_UNIT else 2
 
 
 def _integer_products(blocks: Sequence[Any], _: Sequence[Any]) -> int:

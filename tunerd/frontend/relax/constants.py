@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tvm import relax
@@ -15,12 +15,11 @@ from tvm.tirx import FloatImm, IntImm
 from tunerd.frontend.onnx.uncertainty import nudged_by_a_bit
 from tunerd.frontend.relax.movement import (
     Graph,
-    Moved,
     counted_from_the_front,
     cut_of,
-    move_of,
     op_name,
     shape_of,
+    sources_of,
 )
 from tunerd.system.arrays import MODEL_TOLERANCES, rounded
 from tunerd.vocabulary import Arrays
@@ -56,8 +55,6 @@ _MOVES: dict[str, _Fold] = {
 }
 
 _FEW_INDICES = 1 << 16
-_FEW_PLACES = 1 << 24  # of a tensor, whose order is followed
-_MOST_MOVES = 6
 _SELECTIONS = frozenset(("relax.take", "relax.gather_nd"))
 _OF_INDICES: dict[str, _Compute] = {
     "relax.shape_to_tensor": lambda call, a: a[0],
@@ -404,15 +401,8 @@ class _IdlePermutes(PyExprMutator):  # type: ignore[misc]
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         if op_name(call) == "relax.permute_dims":
-            source: relax.Expr = call
-            moves: tuple[Any, ...] = ()
-            for _ in range(_MOST_MOVES):
-                found = move_of(self.graph, source)
-                shape = None if found is None else shape_of(found[0])
-                if found is None or shape is None or math.prod(shape) > _FEW_PLACES:
-                    break
-                source, moves = found[0], (found[1], *moves)
-                places = Moved(source, moves).places().ravel()
-                if places.size == math.prod(shape) and (np.diff(places) == 1).all():
-                    return relax.op.reshape(self.visit_expr(source), _shape(call))
+            for moved in sources_of(self.graph, call):
+                places = moved.places().ravel()
+                if places.size == math.prod(_shape(moved.root)) and (np.diff(places) == 1).all():
+                    return relax.op.reshape(self.visit_expr(moved.root), _shape(call))
         return self.visit_expr_post_order(call)

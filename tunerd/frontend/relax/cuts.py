@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from tvm import relax
@@ -21,14 +20,11 @@ from tunerd.frontend.relax.movement import (
     Graph,
     Moved,
     Strides,
-    move_of,
     shape_of,
+    sources_of,
     strides_of,
     taken_of,
 )
-
-_FEW_PLACES = 1 << 24  # of a tensor, whose order is followed
-_MOST_MOVES = 6
 
 
 def cut_out_parts(mod: IRModule) -> IRModule:
@@ -49,7 +45,7 @@ class _Cutter(PyExprMutator):  # type: ignore[misc]
         shape = shape_of(call)
         if taken is None or shape is None:
             return super().visit_call_(call)
-        for moved in reversed(self._sources(call)):
+        for moved in reversed([*sources_of(self.graph, call)]):
             made = self._cut(moved)
             if made is not None:
                 return made
@@ -57,16 +53,6 @@ class _Cutter(PyExprMutator):  # type: ignore[misc]
         source = self.visit_expr(call.args[0])
         cut = relax.op.strided_slice(source, [axis], [part.start], [part.stop])
         return relax.op.reshape(self.builder_.emit(cut), shape)
-
-    def _sources(self, call: Any) -> list[Moved]:
-        """Return a part as what is moved to make it, from what it was taken out of on."""
-        found = [Moved(call)]
-        while len(found) <= _MOST_MOVES:
-            step = move_of(self.graph, found[-1].root)
-            if step is None or math.prod(shape_of(step[0]) or ()) > _FEW_PLACES:
-                break
-            found.append(Moved(step[0], (step[1], *found[-1].moves)))
-        return found[1:]
 
     def _cut(self, moved: Moved) -> relax.Expr | None:
         """Return a part as a slice of the root, moved; None where it is no slice of it."""

@@ -8,6 +8,7 @@ be right: an array is a sum of its indices times strides, or it is not.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,9 @@ OF_ONE = frozenset(
 OF_TWO = frozenset(
     f"relax.{name}" for name in ("add", "divide", "maximum", "minimum", "multiply", "subtract")
 )
+
+_FEW_PLACES = 1 << 24  # of a tensor, whose order is followed
+_MOST_MOVES = 6
 
 Places = npt.NDArray[np.int64]
 _Move = Callable[[Places], Places]
@@ -112,6 +116,21 @@ class Moved:
         for move in self.moves:
             base = move(base)
         return base
+
+
+def sources_of(graph: Graph, expr: Any) -> Iterator[Moved]:
+    """Yield an expression as its operand, moved, then as the operand of that, and so on.
+
+    As far as there are only moves, and places are few enough to be followed.
+    """
+    found = Moved(expr)
+    for _ in range(_MOST_MOVES):
+        step = move_of(graph, found.root)
+        shape = None if step is None else shape_of(step[0])
+        if step is None or shape is None or math.prod(shape) > _FEW_PLACES:
+            return
+        found = Moved(step[0], (step[1], *found.moves))
+        yield found
 
 
 def moved(graph: Graph, expr: Any) -> Moved:
