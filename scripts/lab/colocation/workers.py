@@ -183,26 +183,44 @@ def wait_until(at: float) -> None:
 def mps_daemon() -> Iterator[Callable[[int | None], dict[str, str]]]:
     """Start an MPS daemon for the first GPU; yield what makes the environment of a client.
 
-    That takes the client's share in percent, None for a client without a limit. SIGTERM ends this
-    process as an exit does, so that the daemon ends, too: to the next run it would be a stranger.
+    That takes the client's share in percent, None for a client without a limit.
     """
-    from tunerd.slices.mps.control import MpsControl, clean_environment, client_environment
+    from tunerd.slices.mps.control import clean_environment, client_environment
     from tunerd.system import host
 
-    gpu = host.facts().gpus[0]
+    uuid = host.facts().gpus[0].uuid
     folder = Path(tempfile.mkdtemp(prefix="mps-"))  # short: a socket's path has 107 characters
-    control = MpsControl(folder / "pipe", folder / "log", gpu.uuid)
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
     def environment(pct: int | None) -> dict[str, str]:
-        made = clean_environment() | client_environment(control.pipe_folder, gpu.uuid, pct or 100)
+        made = clean_environment() | client_environment(folder / "pipe", uuid, pct or 100)
         if pct is None:
             del made["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
         return made
 
+    with _daemon(folder / "pipe", folder / "log", uuid):
+        yield environment
+
+
+@contextlib.contextmanager
+def mps_for_all(log: Path) -> Iterator[None]:
+    """Start an MPS daemon for all GPUs where every process looks for one, without a limit."""
+    from tunerd.slices.mps.control import EXTERNAL_PIPE_FOLDER
+    from tunerd.system import host
+
+    with _daemon(EXTERNAL_PIPE_FOLDER, log, ",".join(gpu.uuid for gpu in host.facts().gpus)):
+        yield
+
+
+@contextlib.contextmanager
+def _daemon(pipe: Path, log: Path, uuids: str) -> Iterator[None]:
+    """SIGTERM ends this process as an exit does, so that the daemon, to others a stranger, ends."""
+    from tunerd.slices.mps.control import MpsControl
+
+    control = MpsControl(pipe, log, uuids)
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         control.start()
-        yield environment
+        yield
     finally:
         control.quit()
         signal.signal(signal.SIGTERM, before)

@@ -9,13 +9,16 @@ memory, in --wrong of the jobs more than it said. Arrivals come in bursts and du
 of magnitude, as in lab/placement/jobs.py, with seconds in place of minutes: 60 jobs within some two
 minutes. Devices are all GPUs that are visible, or with --cores N so many parts of the cores. Each
 policy has the same trace; one that --until would cut off is not begun, and one that is in the
-folder is not run again. Written after each: real-trace.json, with every try and the joules of the
-GPUs, idle ones included, and real-trace.txt. The start of each job's process is part of its time.
+folder is not run again. Jobs of one GPU take turns of some milliseconds there, or with --mps run
+side by side, by a daemon of MPS for the time of the trace. Written after each: real-trace.json,
+with every try and the joules of the GPUs, idle ones included, and real-trace.txt. The start of each
+job's process is part of its time.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import random
@@ -28,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from lab.colocation.steps import Steps, since_start
+from lab.colocation.workers import mps_for_all
 from lab.lab import made_by, table, write
 from tunerd import api
 from tunerd.colocation.load.energy import EnergyMeter
@@ -103,6 +107,34 @@ def placed(file: Path, policy: str, out: Path, jobs: Sequence[Mapping[str, Any]]
     }
 
 
+def job_file(options: argparse.Namespace) -> dict[str, Any]:
+    """Return a file of jobs, whose artifacts were timed alone."""
+    artifacts = {
+        name: Path(of).resolve()
+        for name, _, of in (each.partition("=") for each in options.artifacts)
+    }
+    rates = {name: rate_of(artifact, options.alone_secs) for name, artifact in artifacts.items()}
+    devices = {"cores": options.cores} if options.cores else "gpus"
+    made = {"version": 1, "devices": devices, "grace": options.grace}
+    made |= {"pairs": [str(options.pairs.resolve())]} if options.pairs else {}
+    return made | {"jobs": trace(options, artifacts, rates)}
+
+
+def carry_out(policies: Sequence[str], file: Path, document: dict[str, Any], steps: Steps) -> None:
+    """Place the jobs under each policy that the document has not yet."""
+    jobs = json.loads(file.read_text())["jobs"]
+    longest = 0.0
+    for policy in policies:
+        if policy in document["found"]:
+            continue
+        with steps.step(f"the trace under {policy}", policy):
+            steps.left_secs(longest, keep=longest)
+            found = placed(file, policy, file.parent / policy, jobs)
+            document["found"][policy] = found
+            document["problems"].pop(policy, None)
+            longest = max(longest, found["makespan_secs"])
+
+
 def tables(document: Mapping[str, Any]) -> str:
     """Return Markdown: each policy, and what it takes less than exclusive."""
     found = document["found"]
@@ -144,6 +176,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--wrong", type=float, default=0.15, help="part of jobs that hold more")
     parser.add_argument("--grace", default="3s", help="after a placement")
     parser.add_argument("--cores", type=int, help="parts of the cores, in place of GPUs")
+    parser.add_argument("--mps", action="store_true", help="jobs of one GPU run side by side")
     parser.add_argument("--pairs", type=Path, help="measured pairs, for `estimated`")
     parser.add_argument(
         "--until", type=float, default=float("inf"), help="seconds, after which none is begun"
@@ -164,31 +197,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         (out / "real-trace.txt").write_text(tables(document))
 
     steps = Steps(document, save, options.until)
-    if not file.exists():  # the trace is that of the folder's first call
-        artifacts = {
-            name: Path(of).resolve()
-            for name, _, of in (each.partition("=") for each in options.artifacts)
-        }
-        with steps.step("timing each artifact alone"):
-            rates = {
-                name: rate_of(artifact, options.alone_secs) for name, artifact in artifacts.items()
-            }
-            jobs = trace(options, artifacts, rates)
-            devices = {"cores": options.cores} if options.cores else "gpus"
-            made = {"version": 1, "devices": devices, "grace": options.grace, "jobs": jobs}
-            made |= {"pairs": [str(options.pairs.resolve())]} if options.pairs else {}
-            write(file, made)
-            JobFile.read(file)
-    longest = 0.0
-    for policy in options.policies.split(","):
-        if policy in document["found"] or not file.exists():
-            continue
-        with steps.step(f"the trace under {policy}", policy):
-            steps.left_secs(longest, keep=longest)
-            jobs = json.loads(file.read_text())["jobs"]
-            found = document["found"][policy] = placed(file, policy, out / policy, jobs)
-            document["problems"].pop(policy, None)
-            longest = max(longest, found["makespan_secs"])
+    daemon = mps_for_all(out / "mps") if options.mps else contextlib.nullcontext()
+    with daemon:
+        if not file.exists():  # the trace is that of the folder's first call
+            with steps.step("timing each artifact alone"):
+                write(file, job_file(options))
+                JobFile.read(file)
+        if file.exists():
+            carry_out(options.policies.split(","), file, document, steps)
     print(tables(document), end="")
 
 
