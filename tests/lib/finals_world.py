@@ -9,9 +9,10 @@ from typing import Any, cast
 
 import pytest
 
+from tests.lib.record_samples import FACTS, TASK
 from tests.lib.store_places import proposed
 from tunerd.cluster.ray_cluster import Cluster
-from tunerd.records import RunFacts, Store
+from tunerd.records import Store
 from tunerd.runner.base import Company
 from tunerd.runs.finals.quiet_slice import Finals, QuietSlice
 from tunerd.runs.finals.selection import choose_winners
@@ -24,16 +25,11 @@ from tunerd.vocabulary import (
     Kind,
     Measurement,
     Stage,
-    TargetSpec,
     Task,
-    TensorSpec,
     default_candidate,
 )
 from tunerd.vocabulary.outcome import TaskOutcome
 
-LLVM = TargetSpec("llvm", '{"kind":"llvm"}')
-FACTS = RunFacts("net", "d" * 64, LLVM, "CPU X", "cpu", 50, "0.27.0")
-TASK = Task("t0", "conv", 3, 1e9, (TensorSpec("a", (1, 2), "float32"),), (0,), LLVM, "{}")
 OTHER = dataclasses.replace(TASK, task_id="t1", name="dense")
 WRONG = Failure(Stage.VERIFY, Kind.WRONG_ANSWER, "out differs from the default schedule's")
 CRASH = Failure(Stage.RUN, Kind.CRASH, "the runner ended: SIGSEGV")

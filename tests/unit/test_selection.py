@@ -11,7 +11,6 @@ import pytest
 from tests.lib.finals_world import (  # noqa: F401  fixtures
     COLLATERAL,
     CRASH,
-    TASK,
     WRONG,
     FakeCluster,
     candidate,
@@ -25,6 +24,7 @@ from tests.lib.finals_world import (  # noqa: F401  fixtures
     times,
     with_load,
 )
+from tests.lib.record_samples import TASK
 from tests.lib.store_places import proposed
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.records import Store

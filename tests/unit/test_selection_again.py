@@ -10,7 +10,6 @@ import pytest
 from tests.lib.finals_world import (  # noqa: F401  fixtures
     CRASH,
     OTHER,
-    TASK,
     FakeCluster,
     candidate,
     choose,
@@ -21,6 +20,7 @@ from tests.lib.finals_world import (  # noqa: F401  fixtures
     store,
     times,
 )
+from tests.lib.record_samples import TASK
 from tests.lib.store_places import proposed
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.errors import Interrupted

@@ -10,7 +10,6 @@ import pytest
 
 from tests.lib.finals_world import (  # noqa: F401  fixtures
     OTHER,
-    TASK,
     FakeCluster,
     choose,
     finalist_ids,
@@ -18,6 +17,7 @@ from tests.lib.finals_world import (  # noqa: F401  fixtures
     store,
     times,
 )
+from tests.lib.record_samples import TASK
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.errors import Interrupted
 from tunerd.records import Store

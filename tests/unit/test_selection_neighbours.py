@@ -7,7 +7,6 @@ import pytest
 
 from tests.lib.finals_world import (  # noqa: F401  fixtures
     OTHER,
-    TASK,
     FakeCluster,
     candidate,
     decided,
@@ -17,6 +16,7 @@ from tests.lib.finals_world import (  # noqa: F401  fixtures
     times,
     with_load,
 )
+from tests.lib.record_samples import TASK
 from tunerd.errors import HostError
 from tunerd.records import Store
 from tunerd.runs.finals.quiet_slice import Finals
