@@ -290,7 +290,8 @@ def test_a_model_that_calls_cudnn_computes_what_the_default_model_does(
     found = two_convolutions(precision)
     winners = {t.task_id: by_plan(t) for t in found.tasks if not isinstance(SOURCE.matched(t), str)}
     x = np.random.default_rng(0).standard_normal((1, 8, 12, 12)).astype(np.float32)
-    outputs = default_and_tuned(found, winners, tmp_path, x)
+    models = default_and_tuned(found, winners, folder=tmp_path)
+    outputs = [model(x)["y"] for model in models]
     manifest = json.loads((tmp_path / "tuned" / "manifest.json").read_text())
     np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-2, atol=1e-2)
     assert len(fake.ran) == len(winners) >= 2

@@ -95,7 +95,8 @@ def test_a_model_that_calls_a_library_computes_what_the_default_model_does(
     found = pointwise()
     winners = {t.task_id: w for t in found.tasks if (w := winner(t)) is not None}
     x = np.random.default_rng(0).standard_normal((1, 3, 14, 14)).astype(np.float32)
-    outputs = default_and_tuned(found, winners, tmp_path, x)
+    models = default_and_tuned(found, winners, folder=tmp_path)
+    outputs = [model(x)["y"] for model in models]
     np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-2, atol=1e-2)
     assert fake.ranks == [2, 2]
 

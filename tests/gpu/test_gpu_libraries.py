@@ -11,13 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import tunerd
 from tests.contract.test_cudnn import MATCHED as CONVOLVED
 from tests.contract.test_cudnn import SOURCE as CONVOLUTIONS
 from tests.contract.test_cudnn import by_plan, convolution, two_convolutions
 from tests.lib.build_fixtures import built
-from tests.lib.library_tasks import MATCHED, SOURCE, gpu_task, pointwise, tensors
-from tunerd.artifacts.compile import compile_artifact
+from tests.lib.library_tasks import (
+    MATCHED,
+    SOURCE,
+    default_and_tuned,
+    gpu_task,
+    pointwise,
+    tensors,
+)
 from tunerd.builder.build import build_candidate
 from tunerd.candidates.base import SearchSettings
 from tunerd.candidates.libraries.recipe import Recipe
@@ -140,17 +145,7 @@ def model_outputs(
     (given,) = found.model.inputs
     x = np.random.default_rng(0).standard_normal(given.shape).astype(np.float32)
     outputs = []
-    for name, chosen in (("default", {}), ("tuned", winners)):
-        made = compile_artifact(
-            found.lowered,
-            found.tasks,
-            chosen,
-            target,
-            Path(folder, name),
-            model=found.model,
-            pct=100,
-        )
-        model = tunerd.load(made)
+    for model in default_and_tuned(found, winners, folder=Path(folder), target=target, pct=100):
         # Runs plainly, captures, and replays what was captured.
         outputs += [model(x)["y"] for _ in range(3)]
     captured = model.captured()

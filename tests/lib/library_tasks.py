@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from tests.contract.test_triton import kernels
 from tests.lib.build_fixtures import LLVM, task_of
 from tests.lib.fake_cublaslt import FakeCublasLt
 from tunerd.artifacts.compile import compile_artifact
+from tunerd.artifacts.loading import LoadedModel
 from tunerd.builder.library import load_tvm
 from tunerd.candidates import registry
 from tunerd.frontend.kernels import Kernels
 from tunerd.libraries import calls, packages
 from tunerd.system.targets import cuda_target
-from tunerd.vocabulary import CUBLASLT, FP16, FP32, Candidate, Task
+from tunerd.vocabulary import CUBLASLT, FP16, FP32, Candidate, TargetSpec, Task
 
 SOURCE = registry.SOURCES[CUBLASLT]
 
@@ -49,22 +50,25 @@ def on_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def default_and_tuned(
-    found: Kernels, winners: Mapping[str, Candidate], folder: Path, x: Any
-) -> list[Any]:
-    """Compile a model in two folders, `default` and `tuned`, and return the output of each."""
-    outputs = []
+    found: Kernels,
+    winners: Mapping[str, Candidate],
+    *,
+    folder: Path,
+    target: TargetSpec = LLVM,
+    pct: int = 40,
+) -> Iterator[LoadedModel]:
+    """Compile a model in two folders, `default` and `tuned`, and yield each when it is loaded."""
     for name, chosen in (("default", {}), ("tuned", winners)):
         made = compile_artifact(
             found.lowered,
             found.tasks,
             chosen,
-            LLVM,
+            target,
             folder / name,
             model=found.model,
-            pct=40,
+            pct=pct,
         )
-        outputs.append(tunerd.load(made)(x)["y"])
-    return outputs
+        yield tunerd.load(made)
 
 
 def product(left: Any, right: Any, transposed: str = "NN") -> Any:
