@@ -225,6 +225,16 @@ def test_an_old_cgroup_quota_is_read_as_well(
     assert cores.core_quota(tmp_path) == 2.0
 
 
+def test_fields_of_the_cpu_are_those_of_its_first_core_and_are_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    assert cores.cpu_field("flags", tmp_path / "none") == ""
+    path.write_text("model name\t: CPU X\nflags\t\t: fma avx2\n\nmodel name\t: CPU Y\n")
+    assert cores.cpu_field("model name", path) == "CPU X"
+    path.unlink()
+    assert cores.cpu_field("flags", path) == "fma avx2"
+    assert cores.cpu_field("stepping", path) == ""
+
+
 def test_the_cpu_target_names_this_cpu_and_tvm_accepts_it() -> None:
     from tvm.target import Target
 

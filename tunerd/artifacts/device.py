@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,18 +79,9 @@ def mismatches(
             f"this process sees {obtained_text([seen], is_cuda=is_cuda)}; {of} for {tuned} "
             f"({share['pct']}% of the device), where other kernels may be fastest"
         )
-    name = str(device.device_name) if is_cuda else _cpu_name()
+    name = str(device.device_name) if is_cuda else cpu_field("model name")
     if share["device"] and name and name != share["device"]:
         yield f"this is a {name}; the artifact was tuned on a {share['device']}"
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "")
 
 
 def use_own_cores(tvm: Any, manifest: Mapping[str, Any]) -> None:

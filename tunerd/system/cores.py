@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from pathlib import Path
 
@@ -83,12 +84,19 @@ def _core_list(text: str) -> set[int]:
     return cores
 
 
-def cpu_field(name: str) -> str:
+def cpu_field(name: str, path: Path = Path("/proc/cpuinfo")) -> str:
+    """Return a field of the first core, "" where it has none; of those that do not change."""
+    return _cpu_fields(path).get(name, "")
+
+
+@functools.cache  # every load of an artifact asks, and the file has lines for each core
+def _cpu_fields(path: Path) -> dict[str, str]:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = path.read_text().splitlines()
     except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+        return {}
+    pairs = (line.partition(":") for line in reversed(lines))  # the first of a name is kept
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def last_level_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
