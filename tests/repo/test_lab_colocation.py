@@ -23,7 +23,6 @@ from lab.colocation.gemms_table import tables as gemm_tables
 from lab.colocation.latency import BENCHES, RECIPES
 from lab.colocation.latency_table import admitted_in_time, spread_of, tables
 from lab.colocation.recovery import silent_secs
-from lab.colocation.regulation import factors, mixes_of, static_members
 from lab.colocation.saturation_table import latencies_of, samples_of, table
 from lab.colocation.steps import Steps, since_start
 from lab.colocation.tail_plot import dots_of, front, tails_svg
@@ -35,38 +34,7 @@ from tunerd.artifacts.manifest import read_all_variants
 from tunerd.artifacts.packing import pack_tenants
 from tunerd.artifacts.super_model import SuperModel
 from tunerd.colocation import Plan
-from tunerd.colocation.plan import Measured, Member
-from tunerd.colocation.regulation.find import RegulatedPlan
 from tunerd.system.arrays import random_inputs
-
-# --- mixes of three ----------------------------------------------------------------------------
-
-
-def test_mixes_have_each_model_about_as_often() -> None:
-    mixes = mixes_of("abcde", 5)
-    assert len(set(mixes)) == 5
-    times = [sum(name in mix for mix in mixes) for name in "abcde"]
-    assert max(times) - min(times) <= 1
-    assert mixes_of("abc", 5) == [("a", "b", "c")]
-
-
-def test_static_plans_have_three_lanes_or_two_and_no_more_than_the_device() -> None:
-    members = tuple(Member(name=name, artifact=Path(name)) for name in "abc")
-    plans = [Plan(members=of) for of in static_members(members)]
-    assert len(plans) == 16
-    assert {len({m.lane or m.name for m in plan.members}) for plan in plans} == {2, 3}
-
-
-def test_a_regulation_is_held_against_each_other_policy() -> None:
-    measured = [
-        Measured(policy=kind, secs=1, work=work, per_sec={"a": 1}, p99_ms={"a": p99, "b": 10})
-        for kind, work, p99 in (("time", 1.0, 20), ("streams", 1.2, 5), ("regulated", 1.5, 10))
-    ]
-    plan = Plan(members=(Member(name="a", artifact=Path("a")),), measured=tuple(measured))
-    over = factors(RegulatedPlan(plan, 1, {}))
-    assert over["time"] == pytest.approx({"work": 1.5, "p99": 1.0})
-    assert over["streams"] == pytest.approx({"work": 1.25, "p99": 2.0})
-
 
 # --- figures -----------------------------------------------------------------------------------
 

@@ -12,9 +12,10 @@ the end measures all in turns: one after another, streams, that static plan, and
 All members are busy all the time, and work is what they get in seconds of each alone.
 
 Each mix has a process of its own and takes --secs beside the loading of models, the static plans
-half of it at most. Written after each: regulation.json, with the facts of the host, all static
-plans that were tried, what was measured in turns, the plan that was found, and what failed why. The
-same command goes on with what is there.
+half of it at most. Written after each: regulation.json, with the facts of the host, and of each mix
+which device measured it and when, all static plans that were tried, what was measured in turns, the
+plan that was found, and what failed why. The same command goes on with what the same device has
+measured, and keeps the mixes of another, which it names `A+B+C on DEVICE`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import functools
 import itertools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ class Mix:
         self._device = options.device
         self._measured_with: dict[str, Any] = {
             "probe_secs": options.probe,
-            "journal": options.out / f"{self.name}.jsonl",
+            "journal": options.journal,
             "open_model": options.open_model,
         }
 
@@ -145,6 +146,26 @@ def factors(found: RegulatedPlan) -> dict[str, dict[str, float]]:
     }
 
 
+def device_name(document: Mapping[str, Any]) -> str:
+    """Return the name of the GPU, or of the CPU, by which a document's host measured."""
+    host = document["host"]
+    on_gpu = document["device"] == "cuda" and host["gpus"]
+    return str(host["gpus"][0]["name"] if on_gpu else host["cpu_model"])
+
+
+def kept_mixes(before: Mapping[str, Any], here: str) -> dict[str, Any]:
+    """Return the mixes of an earlier document; other devices than `here` are in their names.
+
+    A mix that does not say which device measured it is of the document's.
+    """
+    mixes = {}
+    for name, found in before["mixes"].items():
+        on = found.get("measured_on", device_name(before))
+        mix = name.removesuffix(f" on {on}")
+        mixes[mix if on == here else f"{mix} on {on}"] = {"measured_on": on} | found
+    return mixes
+
+
 def _options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="+", metavar="NAME[=ARTIFACT]")
@@ -160,6 +181,7 @@ def _options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--budget", default="30s", help="of each search for a model")
     parser.add_argument("--runs", type=Path, default=RUNS, help="for models and artifacts")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
+    parser.add_argument("--journal", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     options.out, options.runs = options.out.resolve(), options.runs.resolve()
@@ -200,9 +222,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     since_start()
     options.out.mkdir(parents=True, exist_ok=True)
     document: dict[str, Any] = {**made_by(), "device": options.device, "mixes": {}}
+    here = device_name(document)
     path = options.out / "regulation.json"
     if path.exists():
-        document["mixes"] = json.loads(path.read_text())["mixes"]
+        document["mixes"] = kept_mixes(json.loads(path.read_text()), here)
     steps = Steps(document, lambda: write(path, document), options.until)
     for name in options.to_make:
         with steps.step(f"making {name}"):
@@ -215,13 +238,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             continue
         with steps.step(f"{mix}: {options.secs:g} s", mix):
             secs = steps.left_secs(options.secs)
+            files = f"{mix} on {here.replace('/', '-')}"  # a journal's lines do not say which
             found = found_by(
                 "regulation", *(f"{name}={model}" for name, model in there.items()),
                 "--inside", mix, "--secs", secs, "--probe", options.probe,
                 "--device", options.device, "--out", options.out,
-                log=options.out / "logs" / f"{mix}.txt", secs=secs + _MORE_SECS,
+                "--journal", options.out / f"{files}.jsonl",
+                log=options.out / "logs" / f"{files}.txt", secs=secs + _MORE_SECS,
             )  # fmt: skip
-            document["mixes"][mix] = found
+            document["mixes"][mix] = {"measured_on": here, "measured_at": time.time()} | found
             for policy, over in found["regulated_over"].items():
                 print(
                     f"{mix}: regulated over {policy}: work {over['work']:.2f} times, "
