@@ -31,6 +31,9 @@ from tunerd.system.arrays import verification_inputs
 from tunerd.vocabulary import Arrays, Model
 
 pytestmark = pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
+TWO_CORES = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="needs two cores to leave one alone"
+)
 
 Edit = Callable[[dict[str, Any]], object]
 
@@ -442,7 +445,7 @@ def test_the_same_share_is_not_warned_of(tmp_path: Path) -> None:
         tunerd.load(tmp_path / "a")
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores to leave one alone")
+@TWO_CORES
 def test_a_process_bound_to_a_core_stays_there(artifact: Path) -> None:
     core = max(os.sched_getaffinity(0))
     done = run_python(
@@ -458,3 +461,58 @@ print(sorted({{c for cores in threads for c in cores}}))
         cores={core},
     )
     assert done.stdout.strip() == f"[{core}]", done.stderr
+
+
+@TWO_CORES
+@pytest.mark.parametrize("where", ["the thread that loaded it", "another thread"])
+def test_a_call_leaves_the_thread_its_cores(tmp_path: Path, where: str) -> None:
+    """What it starts later, threads and processes, has them too."""
+    tiny_artifact(tmp_path / "a", proof=dataclasses.replace(CORES, sm_count=1))
+    done = run_python(
+        f"""
+import os, threading
+import numpy as np
+import tunerd
+before = os.sched_getaffinity(0)
+model = tunerd.load({str(tmp_path / "a")!r})
+def call():
+    model(*(np.ones(spec.shape, spec.dtype) for spec in model.inputs))
+    print(os.sched_getaffinity(0) == before)
+if {where!r} == "another thread":
+    other = threading.Thread(target=call)
+    other.start()
+    other.join()
+else:
+    call()
+print(os.sched_getaffinity(0) == before)
+"""
+    )
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+@TWO_CORES
+@pytest.mark.parametrize("where", ["the thread that loaded it", "another thread"])
+def test_each_model_runs_on_as_many_threads_as_it_was_tuned_for(tmp_path: Path, where: str) -> None:
+    for count in (1, 2):
+        proof = dataclasses.replace(CORES, sm_count=count)
+        tiny_artifact(tmp_path / str(count), proof=proof)
+    done = run_python(
+        f"""
+import threading
+import numpy as np
+import tvm
+import tunerd
+models = [tunerd.load({str(tmp_path)!r} + "/" + name) for name in "12"]
+def call():
+    for model in (*models, models[0]):
+        model(*(np.ones(spec.shape, spec.dtype) for spec in model.inputs))
+        print(tvm.get_global_func("runtime.NumThreads")())
+if {where!r} == "another thread":
+    other = threading.Thread(target=call)
+    other.start()
+    other.join()
+else:
+    call()
+"""
+    )
+    assert done.stdout.split() == ["1", "2", "1"], done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from tunerd.system.arrays import dtype_of
 from tunerd.system.cores import cpu_field
 from tunerd.system.targets import hidden_features
 
-_CONFIG_ONE_CORE_PER_THREAD = -2  # AffinityMode kSpecifyOneCorePerThread, threading_backend.h
+_ONE_CORE_PER_THREAD, _THREADS_SHARE_CORES = -2, -3  # AffinityMode of TVM's threading_backend.h
 
 
 def preload_cuda() -> None:
@@ -84,16 +85,34 @@ def mismatches(
         yield f"this is a {name}; the artifact was tuned on a {share['device']}"
 
 
-def use_own_cores(tvm: Any, manifest: Mapping[str, Any]) -> None:
-    """Run this thread's pool on cores that the process may use, at most as many as tuned for.
+class OwnThreads:
+    """The threads that run a model on CPUs: as many as it was tuned for, or all cores if fewer.
 
-    TVM's default is half of the machine's logical cores, and it moves the calling thread to the
-    machine's first core even where the process may not use that one. TVM_NUM_THREADS lowers the
-    number of threads.
+    They are on whichever cores the calling thread may use, and leave that thread there: whoever
+    has more cores than a model takes can run several processes of it, or threads, side by side.
     """
-    cores = sorted(os.sched_getaffinity(0))
-    setting = os.environ.get("TVM_NUM_THREADS", "")
-    limit = int(setting) if setting.isdecimal() else 0  # as TVM's: what is no number is no limit
-    cores = cores[: limit or max(manifest["share"]["sm_counts"], default=len(cores))]
-    configure = tvm.get_global_func("runtime.config_threadpool")
-    configure(_CONFIG_ONE_CORE_PER_THREAD, len(cores), [str(core) for core in cores])
+
+    def __init__(self, tvm: Any, manifest: Mapping[str, Any]) -> None:
+        setting = os.environ.get("TVM_NUM_THREADS", "")  # lowers or raises the number, as TVM's
+        limit = int(setting) if setting.isdecimal() else 0  # what is no number is no limit
+        self._count = limit or max(manifest["share"]["sm_counts"], default=0)
+        self._configure = tvm.get_global_func("runtime.config_threadpool")
+
+    def use(self) -> None:
+        """Have what TVM runs for this thread, from here on, run on these threads.
+
+        TVM has a pool for each thread that calls it. By default that has half of the machine's
+        logical cores, and moves the caller to the first of them, whichever it may use. A pool
+        never gets more threads than it was made with, so it is made for all cores.
+        """
+        cores = os.sched_getaffinity(0)
+        wanted = (self._count, cores)
+        if getattr(_pool, "is_for", None) == wanted:
+            return
+        count = min(self._count or len(cores), len(cores))
+        mode = _ONE_CORE_PER_THREAD if count == len(cores) else _THREADS_SHARE_CORES
+        self._configure(mode, count, [str(core) for core in sorted(cores)])
+        _pool.is_for = wanted
+
+
+_pool = threading.local()  # what this thread's pool was made for

@@ -28,12 +28,12 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from tunerd.artifacts.device import (
+    OwnThreads,
     enable,
     mismatches,
     open_device,
     preload_cuda,
     sm_count,
-    use_own_cores,
 )
 from tunerd.artifacts.libraries import mismatches as other_versions
 from tunerd.artifacts.libraries import provide
@@ -146,7 +146,7 @@ class LoadedModel:
             warnings.warn(sentence, MismatchWarning, stacklevel=3)
         if not is_cuda:
             enable(manifest)
-            use_own_cores(tvm, manifest)
+        self._threads = None if is_cuda else OwnThreads(tvm, manifest)
         library_path = stored_at(folder, manifest, LIBRARY)
         weights_path = stored_at(folder, manifest, WEIGHTS)
         try:
@@ -210,7 +210,7 @@ class LoadedModel:
         Raises ValueError for a stream where the model runs on CPUs.
         """
         queue = self._handle_of(stream)
-        with self._turn, self._queued_on(queue):
+        with self._running(), self._queued_on(queue):
             outputs = self._main(*self._placed(inputs), *self._weights)
         names = (o.name for o in self.outputs)
         return dict(zip(names, self._fields(outputs), strict=True))
@@ -276,7 +276,7 @@ class LoadedModel:
         """
         arguments = (*self._placed((inputs,)), *self._weights)
         main, device = self._main, self._device
-        with self._turn:
+        with self._running():
             device.sync()
             started = time.perf_counter()
             for _ in range(calls):
@@ -300,6 +300,14 @@ class LoadedModel:
         if hasattr(stream, "__cuda_stream__"):
             return int(stream.__cuda_stream__()[1])
         return int(stream)
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """Have the virtual machine for this thread alone, and on CPUs the model's own threads."""
+        with self._turn:
+            if self._threads is not None:
+                self._threads.use()
+            yield
 
     @contextlib.contextmanager
     def _queued_on(self, stream: int) -> Iterator[None]:
