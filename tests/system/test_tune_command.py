@@ -15,7 +15,13 @@ from tunerd.cli.errors import run
 from tunerd.errors import ExitCode
 from tunerd.runs import run as session
 from tunerd.vocabulary import DEFAULT_SOURCE
-from tunerd.vocabulary.outcome import Outcome, Verification
+from tunerd.vocabulary.outcome import (
+    BY_ONNX_RUNTIME,
+    TUNED_BESIDE_ONNX_RUNTIME,
+    Latency,
+    Outcome,
+    Verification,
+)
 from tunerd.vocabulary.verdict import Verdict
 
 Captured = pytest.CaptureFixture[str]
@@ -74,6 +80,22 @@ def test_where_nothing_is_tuned_there_is_no_gain_whatever_was_timed(
     ended = timed(untuned(gpu_outcome()), verdict)
     assert tune(monkeypatch, tmp_path / "r", ended) == ExitCode.NO_GAIN
     assert tune(monkeypatch, tmp_path / "s", unproved(ended)) == ExitCode.CANNOT_TELL
+
+
+@pytest.mark.parametrize(
+    ("onnxruntime_secs", "code"), [(3e-3, ExitCode.BETTER), (1e-3, ExitCode.NO_GAIN)]
+)
+def test_what_would_run_instead_decides_where_it_was_timed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, onnxruntime_secs: float, code: ExitCode
+) -> None:
+    faster = timed(gpu_outcome(), Verdict.FASTER)
+    beside = (
+        Latency(BY_ONNX_RUNTIME, (onnxruntime_secs,) * 30),
+        Latency(TUNED_BESIDE_ONNX_RUNTIME, (2e-3,) * 30),
+    )
+    for ended in (faster, untuned(faster)):
+        ended = dataclasses.replace(ended, latencies=(*ended.latencies, *beside))
+        assert tune(monkeypatch, tmp_path / str(ended.tasks[0].is_tuned), ended) == code
 
 
 def test_why_the_results_may_be_wrong_is_printed(

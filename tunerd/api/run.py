@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tunerd.errors import FolderError, WrongResultError
 from tunerd.records import Store
 from tunerd.records.paths import Paths
+from tunerd.report.figures import Rival, rivals
 from tunerd.report.run_view import RunView, run_view_of
 from tunerd.studies.profile.folder import REPORT
 from tunerd.vocabulary.outcome import Latency, Outcome, TaskOutcome
@@ -59,8 +60,8 @@ class ReviewedShare:
 class Run:
     """A run of `tunerd.tune`, as it was when it was opened. Times are seconds of an inference.
 
-    `verdict`, `speedup`, `latencies` and `artifact` are of a run that came to its end: they raise
-    FolderError while there is none.
+    `verdict`, `speedup`, `rivals`, `latencies` and `artifact` are of a run that came to its end:
+    they raise FolderError while there is none.
     """
 
     folder: Path
@@ -89,11 +90,11 @@ class Run:
 
     @property
     def verdict(self) -> SpeedVerdict:
-        """Whether the tuned model is faster than the one with default schedules.
+        """Whether the tuned model is faster than the fastest of `rivals`.
 
-        CANNOT_TELL also where its results could not be verified, and SAME where no task was tuned:
-        both models are the same then, whatever was timed. Raises WrongResultError where the tuned
-        model disagrees with its reference.
+        Where none was measured, than with default schedules: SAME where no task was tuned, as both
+        models are the same then, whatever was timed. CANNOT_TELL also where its results could not
+        be verified. Raises WrongResultError where the tuned model disagrees with its reference.
         """
         outcome, verification = self.outcome, self.outcome.verification
         match verification.verdict:
@@ -105,16 +106,29 @@ class Run:
                 )
             case Verdict.CANNOT_TELL:
                 return Verdict.CANNOT_TELL
+        if self.rivals:
+            return self.rivals[0].compared.verdict
         is_tuned = any(task.is_tuned for task in outcome.tasks)
         return outcome.end_to_end.verdict if is_tuned else Verdict.SAME
 
     @property
     def speedup(self) -> Interval:
-        """Time with default schedules over time as tuned, above 1 is faster, and its interval.
+        """Time of the fastest of `rivals` over time as tuned, above 1 is faster, and its interval.
 
-        `outcome.end_to_end` has the two times.
+        Where none was measured, time with default schedules over time as tuned, which
+        `outcome.end_to_end` has in any case.
         """
-        return self.outcome.end_to_end.interval
+        compared = self.rivals[0].compared if self.rivals else self.outcome.end_to_end
+        return compared.interval
+
+    @property
+    def rivals(self) -> tuple[Rival, ...]:
+        """What people would run instead and was timed in turns with the tuned model, if any.
+
+        The fastest first: ONNX Runtime on CPUs, and of PyTorch's ways the fastest where the run
+        was to be `against` a module.
+        """
+        return rivals(self.outcome)
 
     @property
     def tasks(self) -> tuple[TaskOutcome, ...]:

@@ -40,10 +40,10 @@ class SizedRun:
 
     @property
     def verdict(self) -> SpeedVerdict:
-        """FASTER where any size is, then CANNOT_TELL where one cannot be told, else SAME."""
+        """FASTER where any size is, then CANNOT_TELL where one cannot be told, then SAME."""
         found = {run.verdict for run in self.runs}
-        first = (v for v in (Verdict.FASTER, Verdict.CANNOT_TELL) if v in found)
-        return next(first, Verdict.SAME)
+        first = (v for v in (Verdict.FASTER, Verdict.CANNOT_TELL, Verdict.SAME) if v in found)
+        return next(first, Verdict.SLOWER)
 
 
 def tune_sizes(
