@@ -82,7 +82,7 @@ def rate_of(artifact: Path, secs: float) -> float:
     done = subprocess.run(command, capture_output=True, text=True, timeout=_RATE_SECS, check=False)
     if done.returncode:
         raise RuntimeError(f"{artifact}: {done.stderr[-400:]}")
-    return float(done.stdout.splitlines()[-1])
+    return float(json.loads(done.stdout.splitlines()[-1])["calls_per_sec"])
 
 
 def placed(file: Path, policy: str, out: Path, jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -123,16 +123,22 @@ def job_file(options: argparse.Namespace) -> dict[str, Any]:
 def carry_out(policies: Sequence[str], file: Path, document: dict[str, Any], steps: Steps) -> None:
     """Place the jobs under each policy that the document has not yet."""
     jobs = json.loads(file.read_text())["jobs"]
-    longest = 0.0
     for policy in policies:
         if policy in document["found"]:
             continue
+        needed = _makespan(document["found"])
         with steps.step(f"the trace under {policy}", policy):
-            steps.left_secs(longest, keep=longest)
+            steps.left_secs(needed, keep=needed)
             found = placed(file, policy, file.parent / policy, jobs)
             document["found"][policy] = found
             document["problems"].pop(policy, None)
-            longest = max(longest, found["makespan_secs"])
+
+
+def _makespan(found: Mapping[str, Any]) -> float:
+    """Return the seconds that the next policy may take: of those that share, the most so far."""
+    secs = {policy: float(each["makespan_secs"]) for policy, each in found.items()}
+    alone = secs.pop(EXCLUSIVE, 0.0)
+    return max(secs.values(), default=alone / 2)  # jobs share a device by two at least
 
 
 def tables(document: Mapping[str, Any]) -> str:

@@ -3,12 +3,14 @@
     PYTHONPATH=.:scripts python3 -m lab.placement.work ARTIFACT --calls 1000 --hold-gib 6
 
 It ends with 1 where the device has not the memory, as other programs do. With --secs it runs for so
-long, and prints how many calls that were per second.
+long. It prints as JSON how many seconds loading, the first call and holding memory took, and how
+many calls it made per second.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 import warnings
 from pathlib import Path
@@ -39,15 +41,21 @@ def main() -> None:
     parser.add_argument("--hold-gib", type=float, default=0.0)
     options = parser.parse_args()
     warnings.simplefilter("ignore", tunerd.MismatchWarning)
+    moments = [time.monotonic()]
     model, inputs = tunerd.load(options.artifact), sample_inputs(options.artifact)
+    moments.append(time.monotonic())
     model(inputs)
+    moments.append(time.monotonic())
     kept = hold(options.hold_gib)
-    began, calls = time.monotonic(), 0
+    moments.append(time.monotonic())
+    began, calls = moments[-1], 0
     while calls < options.calls if options.calls else time.monotonic() - began < options.secs:
         model(inputs)
         calls += 1
     del kept
-    print(calls / (time.monotonic() - began))
+    steps = ("load_secs", "first_call_secs", "hold_secs")
+    said = {name: b - a for name, a, b in zip(steps, moments, moments[1:], strict=False)}
+    print(json.dumps(said | {"calls_per_sec": calls / (time.monotonic() - began)}))
 
 
 if __name__ == "__main__":
