@@ -315,9 +315,36 @@ def test_a_split_repeats() -> None:
 
 def test_tensor_intrinsics_are_registered_and_the_parser_is_left_as_it_was() -> None:
     from tvm.s_tir import TensorIntrin
+    from tvm.script.parser.core.entry import parse
     from tvm.tirx.script.parser import entry
+
+    register = TensorIntrin.register
+    load_tensor_intrinsics()
+
+    for name in ("wmma_load_16x16x16_f16_a_shared", "wmma_sync_16x16x16_s8s8s32", "dot_16x4_vnni"):
+        assert TensorIntrin.get(name, allow_missing=True) is not None
+    assert TensorIntrin.get("rocm_sdot4", allow_missing=True) is None
+    assert entry.inspect is inspect
+    assert entry.parse is parse
+    assert TensorIntrin.register is register
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_all_intrinsics_are_registered_that_dlight_asks_for(dtype: str, transposed: bool) -> None:
+    from tvm.s_tir import TensorIntrin
+    from tvm.s_tir.tensor_intrin.cuda import get_wmma_intrin_group
 
     load_tensor_intrinsics()
 
-    assert TensorIntrin.get("wmma_load_16x16x16_f16_a_shared", allow_missing=True) is not None
-    assert entry.inspect is inspect
+    for summed in ("float16", "float32") if dtype == "float16" else ("int32",):
+        for store in ("shared.dyn", "global"):
+            asked = get_wmma_intrin_group(
+                load_scope="shared.dyn",
+                store_scope=store,
+                in_dtype=dtype,
+                out_dtype=summed,
+                trans_b=transposed,
+            )
+            lacking = {n for n in asked.values() if TensorIntrin.get(n, allow_missing=True) is None}
+            assert not lacking
