@@ -88,6 +88,7 @@ def test_a_seat_proves_what_it_has(on_cores: Subject) -> None:
     loaded = on_cores.place.load(on_cores.member(0), lane, cut=None)
     assert (loaded.proof.lane, loaded.proof.units) == ("one", 1)
     assert loaded.proof.mechanism == "affinity"
+    assert loaded.proof.which == str(CORES[-1])
     assert all(secs > 0 for secs in loaded.segment_secs)
 
 

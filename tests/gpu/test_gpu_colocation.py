@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -280,6 +281,7 @@ def test_shares_change_on_a_gpu_in_milliseconds_and_no_request_is_lost(root: Pat
     assert statistics.median(took) <= 0.005
     assert {proof.mechanism for proof in stats.proofs} == {"green context"}
     assert len(stats.proofs) == 6
+    assert all(re.fullmatch(r"[\d,-]+", proof.which) for proof in stats.proofs)
     assert sum(member.completed for member in stats.members.values()) == len(answers)
     for (name, seed), answer in answers:
         for output, known in expected[name, seed].items():

@@ -14,6 +14,7 @@ from tunerd.colocation import Plan
 from tunerd.colocation.plan import PolicyChoice
 from tunerd.colocation.regulation.measure import Busy, EngineMeasurer
 from tunerd.errors import ExitCode, InputError
+from tunerd.system.text import numbers_text
 
 Captured = pytest.CaptureFixture[str]
 
@@ -49,6 +50,9 @@ def test_a_check_says_who_runs_where_and_writes_what_it_proved(
     written = Plan.read(checked)
     assert all(member.sha256 for member in written.members)
     assert [proof.units for proof in written.proofs] == [len(CORES)] * 2
+    which = {proof.which for proof in written.proofs}
+    assert which == {numbers_text(CORES)}
+    assert which.pop() in out
     assert colocate("check", checked, "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert set(document["stats"]["members"]) == {"one", "two"}

@@ -13,7 +13,14 @@ from tests.lib.report_pages import plain, with_verdict
 from tests.lib.report_runs import gpu_outcome
 from tunerd.report.figures import outcome_headline
 from tunerd.stats.interval import median_interval
-from tunerd.system.text import duration_text, percent_text, ratio_texts, secs_range_text, secs_text
+from tunerd.system.text import (
+    duration_text,
+    numbers_text,
+    percent_text,
+    ratio_texts,
+    secs_range_text,
+    secs_text,
+)
 from tunerd.vocabulary.outcome import Verification
 from tunerd.vocabulary.verdict import Interval, Verdict
 
@@ -95,3 +102,9 @@ def test_the_interval_of_a_median_is_that_of_the_sign_test() -> None:
     few = median_interval([1.0, 2.0, 3.0])
     assert few is not None
     assert (few.low, few.high) == (-math.inf, math.inf)
+
+
+def test_numbers_are_shown_as_ranges() -> None:
+    assert numbers_text([]) == ""
+    assert numbers_text([7]) == "7"
+    assert numbers_text([3, 0, 1, 2, 32, 34, 33, 2]) == "0-3,32-34"

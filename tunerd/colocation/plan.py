@@ -155,12 +155,17 @@ class LoadChoice(Part):
 
 
 class Proof(Part):
-    """What a lane obtained when the plan was checked."""
+    """What a lane obtained when the plan was checked.
+
+    which: the numbers of the SMs on which its work was seen to run, or of its cores, as `0-15,32`;
+    "" where nobody says, as under a limit of MPS.
+    """
 
     lane: str
     device: str
     units: int  # SMs, on CPUs cores
     mechanism: str
+    which: str = ""
 
 
 class Measured(Part):

@@ -14,7 +14,7 @@ from tunerd.colocation.bench import Benched
 from tunerd.colocation.load.alone import AgainstAlone
 from tunerd.colocation.load.generator import TRIM, Observed
 from tunerd.colocation.load.result import LoadResult, TenantResult
-from tunerd.colocation.plan import LoadChoice, Plan
+from tunerd.colocation.plan import LoadChoice, Plan, Proof
 from tunerd.colocation.policies import POLICIES
 from tunerd.colocation.stats import EngineStats
 from tunerd.report import html
@@ -105,12 +105,12 @@ def bench_page(benched: Benched) -> str:
 
 def checked_table(plan: Plan, stats: EngineStats) -> RenderableType:
     """Return the lanes of a plan that was loaded: who runs where, and what was proved."""
-    units = {proof.lane: proof.units for proof in stats.proofs}
+    proofs = {proof.lane: proof for proof in stats.proofs}
     rows = [
         (
             lane.name,
             f"{lane.pct}%",
-            str(units.get(lane.name, UNKNOWN)),
+            *_obtained(proofs.get(lane.name)),
             ", ".join(lane.home),
             ", ".join(lane.guests),
         )
@@ -118,11 +118,16 @@ def checked_table(plan: Plan, stats: EngineStats) -> RenderableType:
     ]
     total = sum(member.planned_bytes for member in stats.members.values())
     members = count_text(len(plan.members), "member")
+    units = "SMs" if plan.device == "cuda" else "cores"
     return Group(
-        table(Grid(("lane", "share", "cores", "members", "guests"), rows, range(1, 3))),
+        table(Grid(("lane", "share", units, "which", "members", "guests"), rows, range(1, 3))),
         Text(f"{members} under {stats.policy} in {stats.place}: {_mib(total)} planned, all run"),
         *map(Text, stats.mismatches),
     )
+
+
+def _obtained(proof: Proof | None) -> tuple[str, str]:
+    return (UNKNOWN, UNKNOWN) if proof is None else (str(proof.units), proof.which or UNKNOWN)
 
 
 def checked_json(plan: Plan, stats: EngineStats) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from tunerd.vocabulary.verdict import Interval
@@ -109,6 +110,15 @@ def ratio_texts(interval: Interval) -> tuple[str, str]:
     while decimals < 4 and high - low < 2 * 10**-decimals:
         decimals += 1
     return f"{ratio:.{decimals}f}", f"{low:.{decimals}f}{EN_DASH}{high:.{decimals}f}"
+
+
+def numbers_text(numbers: Iterable[int]) -> str:
+    """Return numbers in order and as ranges: `0-15,32`."""
+    ordered = sorted(set(numbers))
+    starts = [n for n in ordered if n - 1 not in ordered]
+    ends = [n for n in ordered if n + 1 not in ordered]
+    pairs = zip(starts, ends, strict=True)
+    return ",".join(str(start) if start == end else f"{start}-{end}" for start, end in pairs)
 
 
 def count_text(number: int, one: str, many: str = "") -> str:

@@ -43,6 +43,7 @@ from tunerd.colocation.places.tracks import CudaSeat, Track
 from tunerd.colocation.plan import Member, Proof
 from tunerd.colocation.work import Group, Lane, Seat
 from tunerd.errors import InfrastructureError
+from tunerd.system.text import numbers_text
 from tunerd.vocabulary import Arrays, TensorSpec
 
 _CLOSE_SECS = 5.0
@@ -271,4 +272,5 @@ class CudaStreamsPlace(Place):
             device=self._gpu.name,
             units=part.sm_count if part else self._gpu.sm_count,
             mechanism="green context" if part else "stream",
+            which=numbers_text(part.sms) if part else "",
         )

@@ -25,6 +25,7 @@ from tunerd.colocation.places.seat_thread import SeatThread
 from tunerd.colocation.plan import Member, Proof
 from tunerd.colocation.work import Group, Lane, Seat
 from tunerd.system import cores, host
+from tunerd.system.text import numbers_text
 from tunerd.vocabulary import Arrays
 
 _CLOSE_SECS = 5.0
@@ -175,4 +176,5 @@ class InProcessPlace(Place):
             device=host.facts().cpu_model,
             units=len(lane.cores),
             mechanism="affinity",
+            which=numbers_text(lane.cores),
         )

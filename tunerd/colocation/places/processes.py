@@ -27,6 +27,7 @@ from tunerd.runner.seat_client import Cutting, SeatClient
 from tunerd.slices.base import ProcessSlice
 from tunerd.slices.cpu import CpuSlice
 from tunerd.system import cores
+from tunerd.system.text import numbers_text
 from tunerd.vocabulary import Arrays, CapProof, Kind, SliceSpec
 
 _CLOSE_SECS = 5.0
@@ -115,6 +116,7 @@ class RunnersPlace(Place):
             device=proved.device,
             units=proved.sm_count,
             mechanism=proved.mechanism,
+            which=numbers_text(lane.cores),
         )
         return Loaded(found.secs, proof, ends=found.ends)
 
