@@ -213,10 +213,14 @@ def _against_text(found: AgainstAlone) -> str:
     return f"{found.member} beside the others over alone: {', '.join(said) or 'cannot tell'}"
 
 
-def _plot_section(results: Sequence[LoadResult]) -> Section | None:
-    known = [(r, p99) for r in results if (p99 := _worst_p99(r)) is not None][:MOST_LINES]
+def _plot_section(results: Sequence[LoadResult]) -> Section:
+    title = "Throughput and tail"
+    found = [(r, p99) for r in results if (p99 := _worst_p99(r)) is not None]
+    known = found[:MOST_LINES]
     if not known:
-        return None
+        return Section(
+            title, lead="There is nothing to draw: no policy has the p99 of all its tenants."
+        )
     across = Scale(0.0, max(r.per_sec for r, _ in known) * 1.1)
     slowest = [p99 for _, p99 in known]
     lines = [
@@ -236,8 +240,13 @@ def _plot_section(results: Sequence[LoadResult]) -> Section | None:
         places=[(at, f"{at:,.6g}/s") for at in ticks(across)],
     )
     about = "Down and to the right is better. The p99 is that of the slowest tenant."
+    if len(found) > MOST_LINES:
+        about += f" Drawn are the first {MOST_LINES} policies that have one."
+    if missing := [r.policy for r in results if _worst_p99(r) is None]:
+        verb = "is" if len(missing) == 1 else "are"
+        about += f" Not drawn {verb} {', '.join(missing)}: not every tenant has a p99 there."
     names = [r.policy for r, _ in known]
-    return Section("Throughput and tail", (Plot(plot, names=names), caption(about)))
+    return Section(title, (Plot(plot, names=names), caption(about)))
 
 
 def _worst_p99(result: LoadResult) -> float | None:
