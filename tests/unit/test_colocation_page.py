@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.lib.report_pages import Page
+from rich.console import Console
+
+from tests.lib.report_pages import Page, plain
 from tunerd.colocation.bench import Benched
 from tunerd.colocation.load.result import LoadResult, TenantResult
 from tunerd.colocation.plan import Plan
-from tunerd.report.colocation import bench_page
+from tunerd.report.colocation import bench_page, bench_table
 
 PLAN = Plan.model_validate({"members": [{"name": "one", "artifact": Path("a"), "slo_ms": 200}]})
 
@@ -29,6 +31,13 @@ def result(policy: str, *tenants: TenantResult) -> LoadResult:
 
 def page_of(*results: LoadResult) -> Page:
     return Page(bench_page(Benched(PLAN, results, ())))
+
+
+def terminal(*results: LoadResult) -> str:
+    console = Console(width=500)
+    with console.capture() as captured:
+        console.print(bench_table(Benched(PLAN, results, ())))
+    return plain(captured.get())
 
 
 def points(page: Page) -> list[str]:
@@ -53,3 +62,22 @@ def test_where_no_policy_has_a_p99_the_page_says_that_nothing_is_drawn() -> None
     page = page_of(result("time", tenant("a", None)))
     assert points(page) == []
     assert "There is nothing to draw" in page.text
+
+
+def test_a_percentile_that_is_missing_is_explained_on_the_page_and_the_terminal() -> None:
+    few = tenant("shop", None, done=450, asked=578)
+    results = result("time", tenant("shop", 0.3)), result("ordered", few, tenant("press", 0.1))
+    said = (
+        "ordered: p99 takes 500 answered requests; one shop had 450 of 578; give a longer "
+        "--duration"
+    )
+    assert said in page_of(*results).text
+    assert said in terminal(*results)
+    assert "time: p99" not in terminal(*results)
+
+
+def test_of_many_tenants_without_a_p99_some_are_named() -> None:
+    few = [tenant(f"t{number}", None, done=90) for number in range(9)]
+    said = terminal(result("time", *few))
+    assert "time: p95 takes 100, p99 takes 500 answered requests; one t0 had 90 of 600" in said
+    assert "one t3 had 90 of 600, and 5 more too few; give" in said

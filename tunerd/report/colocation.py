@@ -19,10 +19,11 @@ from tunerd.colocation.policies import POLICIES
 from tunerd.colocation.stats import EngineStats
 from tunerd.report import html
 from tunerd.report.plot import MOST_LINES, Line, Point, line_plot
+from tunerd.report.policies_text import missing_percentiles
 from tunerd.report.scales import Scale, latency_scale, latency_tick_text, ticks
 from tunerd.report.terminal import shown, table
 from tunerd.report.view import Grid, Items, Plot, Section, View, caption
-from tunerd.stats.tail import PERCENTILES
+from tunerd.stats.tail import PERCENTILES, samples_needed
 from tunerd.system.files import write_whole
 from tunerd.system.text import UNKNOWN, count_text, percent_text, secs_text, significant
 from tunerd.vocabulary import to_json
@@ -40,6 +41,7 @@ def bench_json(benched: Benched) -> dict[str, Any]:
     return {
         "plan": benched.plan.model_dump(mode="json"),
         "capacity": benched.capacity,
+        "samples_needed": {f"p{p}": samples_needed(p) for p in PERCENTILES},
         "results": [to_json(r) | {"spread": r.spread} for r in benched.results],
     }
 
@@ -195,6 +197,7 @@ def _sentences(benched: Benched) -> list[str]:
         said += result.mismatches
         found.append(f"{result.policy}: {', '.join(said)}")
         found += [f"{result.policy}: {_against_text(each)}" for each in result.against_alone]
+    found += missing_percentiles(benched.results)
     late = [r.late_secs for r in benched.results if r.late_secs is not None]
     if late and benched.plan.load.kind != "closed":
         found.append(
