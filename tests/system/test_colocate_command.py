@@ -84,6 +84,8 @@ def test_a_bench_runs_the_load_under_each_policy_and_writes_a_page(
         (observed,) = ran["together"]
         assert len(observed["samples"]) >= sum(t["asked"] for t in result["tenants"]) > 0
     page = (out / "report.html").read_text()
+    assert "by the plan's objectives" in printed.out
+    assert set(document["best"]) <= {"time", "streams"}
     assert "What each got" in page
     assert "within SLO" in page
 

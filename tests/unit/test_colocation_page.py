@@ -12,7 +12,7 @@ from tunerd.colocation.load.result import LoadResult, TenantResult
 from tunerd.colocation.plan import Plan
 from tunerd.report.colocation import bench_page, bench_table
 
-PLAN = Plan.model_validate({"members": [{"name": "one", "artifact": Path("a"), "slo_ms": 200}]})
+PLAN = Plan.model_validate({"members": [{"name": "one", "artifact": Path("a")}]})
 
 
 def tenant(name: str, p99_secs: float | None, *, done: int = 600, asked: int = 600) -> TenantResult:

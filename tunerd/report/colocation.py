@@ -19,7 +19,7 @@ from tunerd.colocation.policies import POLICIES
 from tunerd.colocation.stats import EngineStats
 from tunerd.report import html
 from tunerd.report.plot import MOST_LINES, Line, Point, line_plot
-from tunerd.report.policies_text import missing_percentiles
+from tunerd.report.policies_text import best_sentence, missing_percentiles
 from tunerd.report.scales import Scale, latency_scale, latency_tick_text, ticks
 from tunerd.report.terminal import shown, table
 from tunerd.report.view import Grid, Items, Plot, Section, View, caption
@@ -42,6 +42,7 @@ def bench_json(benched: Benched) -> dict[str, Any]:
         "plan": benched.plan.model_dump(mode="json"),
         "capacity": benched.capacity,
         "samples_needed": {f"p{p}": samples_needed(p) for p in PERCENTILES},
+        "best": None if benched.best is None else [r.policy for r in benched.best.foremost],
         "results": [to_json(r) | {"spread": r.spread} for r in benched.results],
     }
 
@@ -204,6 +205,8 @@ def _sentences(benched: Benched) -> list[str]:
             f"the sender was late by {secs_text(max(late))} at most in 99 of 100 requests, which "
             "their latencies hold"
         )
+    if len(benched.results) > 1:
+        found.append(best_sentence(benched.best))
     return found
 
 
@@ -218,7 +221,7 @@ def _against_text(found: AgainstAlone) -> str:
 
 def _plot_section(results: Sequence[LoadResult]) -> Section:
     title = "Throughput and tail"
-    found = [(r, p99) for r in results if (p99 := _worst_p99(r)) is not None]
+    found = [(r, p99) for r in results if (p99 := r.worst_p99_secs) is not None]
     known = found[:MOST_LINES]
     if not known:
         return Section(
@@ -245,16 +248,11 @@ def _plot_section(results: Sequence[LoadResult]) -> Section:
     about = "Down and to the right is better. The p99 is that of the slowest tenant."
     if len(found) > MOST_LINES:
         about += f" Drawn are the first {MOST_LINES} policies that have one."
-    if missing := [r.policy for r in results if _worst_p99(r) is None]:
+    if missing := [r.policy for r in results if r.worst_p99_secs is None]:
         verb = "is" if len(missing) == 1 else "are"
         about += f" Not drawn {verb} {', '.join(missing)}: not every tenant has a p99 there."
     names = [r.policy for r, _ in known]
     return Section(title, (Plot(plot, names=names), caption(about)))
-
-
-def _worst_p99(result: LoadResult) -> float | None:
-    known = [t.p99_secs for t in result.tenants if t.p99_secs is not None]
-    return max(known) if known and len(known) == len(result.tenants) else None
 
 
 def _title(plan: Plan) -> str:

@@ -1,14 +1,45 @@
-"""What a bench of policies says in sentences: why a percentile is missing."""
+"""What a bench of policies says in sentences: which is best, and why a percentile is missing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tunerd.colocation.load.best import Best
 from tunerd.colocation.load.result import LoadResult, TenantResult
 from tunerd.colocation.plan import ONE_TENANT
 from tunerd.stats.tail import PERCENTILES, samples_needed
+from tunerd.system.text import percent_text, secs_text
 
 _NAMED = 4  # tenants, at most
+
+
+def best_sentence(best: Best | None) -> str:
+    """Say which policy met the objectives best, or that it cannot be told."""
+    if best is None:
+        return "no policy is called best: the plan has no objective; give members an slo_ms"
+    first, *others = best.foremost
+    behind = ", ".join(_attained(each) for each in best.behind)
+    if not others:
+        return (
+            f"best by the plan's objectives: {_attained(first)} of all requests within their SLO; "
+            f"behind it: {behind}"
+        )
+    said = "best" if behind else "no policy is best"
+    said += f" by the plan's objectives: {', '.join(map(_attained, best.foremost))} of all requests"
+    said += " within their SLO, which cannot be told apart"
+    if behind:
+        said += f"; behind them: {behind}"
+    if best.is_short:
+        return f"{said} in so short a time: give a longer --duration"
+    tails = [(each.policy, each.worst_p99_secs) for each in best.foremost]
+    if all(secs is not None for _, secs in tails):
+        said += "; the slowest tenant's p99: "
+        said += ", ".join(f"{policy} {secs_text(secs)}" for policy, secs in tails)
+    return said
+
+
+def _attained(result: LoadResult) -> str:
+    return f"{result.policy} {percent_text(result.attainment)}"
 
 
 def missing_percentiles(results: Sequence[LoadResult]) -> list[str]:
