@@ -11,7 +11,7 @@
     │   ├── StoreError                  so did the store of --store
     │   └── DeviceError       exit 20   every device faulted again and again, and was given up
     ├── StoreMissError        exit 18   --require-hit, and the store lacks tasks of the model
-    └── Interrupted           exit 16   stopped on request; the same command goes on
+    └── Interrupted           exit 16   stopped on request; the same command goes on, or begins anew
 
 Exit 0-9 is an answer: of a run with a valid artifact 0 faster, 1 no gain, 2 cannot tell; of a gate
 0 better or same, 2 cannot tell, 3 slower than is allowed, 4 not comparable.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 from tests.lib.artifact_fixtures import tiny_artifact
+from tunerd import api
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
-from tunerd.errors import ExitCode, InfrastructureError
+from tunerd.errors import ExitCode, InfrastructureError, Interrupted
 from tunerd.runner.load import Repeats
 from tunerd.slices import plan
 from tunerd.slices.simulated import SimulatedRunner, SimulatedSlice
@@ -71,6 +73,19 @@ def test_an_artifact_is_measured_and_every_inference_is_kept(
     assert len(latencies) >= document["samples"] > 0
     assert document["p50_secs"] == pytest.approx(float(np.median(latencies)), rel=0.05)
     assert document["slowdown"] is None
+
+
+def test_a_bench_that_is_stopped_says_so_at_once_and_that_nothing_was_kept(artifact: Path) -> None:
+    steps: list[str] = []
+
+    def step(said: str) -> None:
+        steps.append(said)
+        if said.startswith("round 2"):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="nothing was kept, and the same command begins anew"):
+        api.bench(artifact, cpu_pct=pct_of_a_core(), duration_secs=1, on_step=step)
+    assert steps[-1] == "stopping: nothing is kept"
 
 
 @pytest.mark.skipif(host.facts().usable_cores < 2, reason="neighbours take a second core")

@@ -72,7 +72,9 @@ def test_names_from_files_cannot_command_the_terminal(capsys: Captured) -> None:
 
 def test_an_interruption_says_how_to_go_on(capsys: Captured) -> None:
     ended(KeyboardInterrupt())
-    assert capsys.readouterr().err == "tunerd: interrupted; run the same command to go on\n"
+    assert capsys.readouterr().err == (
+        "tunerd: interrupted; the same command goes on from what it has stored, or begins anew\n"
+    )
 
 
 def test_anything_else_is_a_bug_in_tunerd(capsys: Captured) -> None:

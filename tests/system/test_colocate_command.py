@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tunerd import api
 from tunerd.colocation import Plan
 from tunerd.colocation.plan import PolicyChoice
 from tunerd.colocation.regulation.measure import Busy, EngineMeasurer
-from tunerd.errors import ExitCode, InputError
+from tunerd.errors import ExitCode, InputError, Interrupted
 from tunerd.system.text import numbers_text
 
 Captured = pytest.CaptureFixture[str]
@@ -87,6 +88,8 @@ def test_a_bench_runs_the_load_under_each_policy_and_writes_a_page(
         (observed,) = ran["together"]
         assert len(observed["samples"]) >= sum(t["asked"] for t in result["tenants"]) > 0
     page = (out / "report.html").read_text()
+    assert "by the plan's objectives" in printed.out
+    assert set(document["best"]) <= {"time", "streams"}
     assert "What each got" in page
     assert "within SLO" in page
 
@@ -140,6 +143,25 @@ def test_what_cannot_be_benched_is_said_before_anything_is_loaded(
     err = capsys.readouterr().err
     assert said in err
     assert "loading" not in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_bench_that_is_stopped_says_so_at_once_and_that_nothing_was_kept(
+    plan: Path, number: signal.Signals
+) -> None:
+    steps: list[str] = []
+
+    def step(said: str) -> None:
+        steps.append(said)
+        if said == "streams: poisson load for 60 s":
+            signal.raise_signal(number)
+
+    before, out = signal.getsignal(number), plan.with_name("out")
+    with pytest.raises(Interrupted, match="nothing was kept, and the same command begins anew"):
+        api.colocate_bench(plan, duration_secs=60, out=out, on_step=step)
+    assert steps[-1] == "stopping: nothing is kept"
+    assert not out.exists()
+    assert signal.getsignal(number) is before
 
 
 def test_a_regulation_is_looked_for_and_the_best_policy_written_with_what_was_measured(

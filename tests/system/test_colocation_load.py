@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from tests.lib.colocation_plans import inputs, plan_of
 from tests.lib.colocation_world import member
 from tests.lib.fake_nvml import FakeNvml
+from tests.lib.waiting import until
 from tunerd.colocation import Engine
 from tunerd.colocation.load.alone import against_alone
 from tunerd.colocation.load.arrivals import BURST_PERIOD_SECS, BURST_SECS, arrivals_of, read_trace
@@ -19,6 +23,7 @@ from tunerd.colocation.load.result import attained, late_secs, tenants_of
 from tunerd.colocation.plan import LoadChoice
 from tunerd.errors import InputError
 from tunerd.system import gpus
+from tunerd.vocabulary import Arrays
 
 MEMBERS = (member("one", rate=100, tenants=["a", "b"], slo_ms=100), member("two", rate=50))
 
@@ -208,3 +213,26 @@ def test_a_member_with_clients_is_always_busy_beside_an_open_load(root: Path) ->
     answered = sum(s.ended_at < engine.plan.load.duration for s in busy)
     assert len(busy) == pytest.approx(answered + 2, abs=2)  # who ends as the load does
     assert {s.member for s in alone.samples} == {"open"}
+
+
+@pytest.mark.parametrize("who", ["open", "busy"])
+def test_a_load_that_is_interrupted_ends_at_once_and_leaves_no_thread(
+    who: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"open": {"rate": 20}, "busy": {"clients": 2}}
+    load = {"kind": "poisson", "duration": 3600}
+    with Engine(plan_of(root, names, kind="streams", load=load)) as engine:
+        submit = engine.submit
+        sent: list[str] = []
+
+        def interrupted(model: str, *given: Any, **said: Any) -> Future[Arrays]:
+            sent.append(model)
+            if model == who and sent.count(who) > 3:
+                raise KeyboardInterrupt
+            return submit(model, *given, **said)
+
+        monkeypatch.setattr(engine, "submit", interrupted)
+        before = set(threading.enumerate())
+        with pytest.raises(KeyboardInterrupt):
+            run_load(engine, engine.plan.load, {name: inputs() for name in names})
+        until(lambda: set(threading.enumerate()) <= before)

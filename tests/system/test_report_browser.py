@@ -343,6 +343,16 @@ def test_pointing_at_the_line_shows_the_nearest_value(tab: Tab, written: dict[st
     assert tab.run("document.querySelectorAll('svg.chart .found.on').length") == 1
 
 
+def test_a_line_of_one_point_is_seen_without_pointing(tab: Tab, written: dict[str, Path]) -> None:
+    tab.open(written["colocation"])
+    shown = (
+        "[...document.querySelectorAll('svg.chart .point')].map(p => getComputedStyle(p).opacity)"
+    )
+    assert tab.run(shown) == ["1", "1"]
+    tab.open(written["gpu"])
+    assert set(tab.run(shown)) == {"0"}
+
+
 @pytest.mark.parametrize(
     ("selector", "words"),
     [

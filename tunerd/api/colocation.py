@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tunerd.api.run import OnStep, StrPath, nothing
+from tunerd.api.run import OnStep, StrPath, keeping_nothing, nothing
 from tunerd.colocation.bench import Benched
 from tunerd.colocation.plan import LoadKind, Plan, PolicyChoice
 from tunerd.colocation.regulation.find import RegulatedPlan, regulate
@@ -57,9 +57,9 @@ def colocate_bench(
         policies: names; without any the plan's. One that is the plan's has its parameters, others
             have their defaults.
         load, duration_secs: instead of the plan's.
-        out: a folder for the page and a document with all samples.
+        out: a folder for the page and a document with all samples, written at the end.
 
-    Raises what `colocate_check` does.
+    Raises what `colocate_check` does, and Interrupted after SIGINT or SIGTERM, with nothing kept.
     """
     from tunerd.colocation.bench import bench
     from tunerd.report.colocation import write_bench
@@ -72,8 +72,9 @@ def colocate_bench(
     chosen = [
         given.policy if name == given.policy.kind else PolicyChoice(kind=name) for name in policies
     ]
-    with without_mismatches():
-        found = bench(given, chosen, on_step or nothing)
+    say = on_step or nothing
+    with without_mismatches(), keeping_nothing(say):
+        found = bench(given, chosen, say)
     if out is not None:
         write_bench(found, Path(out))
     return found

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunerd.errors import FolderError, WrongResultError
+from tunerd.errors import FolderError, Interrupted, WrongResultError
 from tunerd.records import Store
 from tunerd.records.paths import Paths
 from tunerd.report.figures import Rival, rivals
@@ -29,6 +31,24 @@ OnStep = Callable[[str], None]
 
 def nothing(step: str) -> None:
     """Take what comes next, and show it nowhere."""
+
+
+@contextlib.contextmanager
+def keeping_nothing(say: OnStep) -> Iterator[None]:
+    """End a body that keeps nothing before its end at the first SIGINT or SIGTERM, and say so.
+
+    Raises Interrupted then.
+    """
+    from tunerd.system.signals import Stop
+
+    stopping = functools.partial(say, "stopping: nothing is kept")
+    try:
+        with Stop(stopping, at_once=True):
+            yield
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "stopped on request; nothing was kept, and the same command begins anew"
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from tunerd.api.run import Artifact, OnStep, Run, StrPath, nothing
+from tunerd.api.run import Artifact, OnStep, Run, StrPath, keeping_nothing, nothing
 from tunerd.api.tuning import SliceKind
 from tunerd.artifacts.one_size import size_of
 from tunerd.errors import InputError, Interrupted
@@ -63,7 +63,8 @@ def bench(
         on_step: is told what comes next.
 
     Raises LoadError for a folder that is no whole artifact, InputError, HostError where this
-    machine has no such slices, and InfrastructureError where one of them fails.
+    machine has no such slices, InfrastructureError where one of them fails, and Interrupted after
+    SIGINT or SIGTERM, with nothing kept.
     """
     from tunerd.studies.bench.artifact import bench_request, measure_artifact
 
@@ -76,7 +77,9 @@ def bench(
             replicas=replicas,
             duration_secs=duration_secs,
         )
-        found = measure_artifact(request, say=on_step or nothing)
+        say = on_step or nothing
+        with keeping_nothing(say):
+            found = measure_artifact(request, say=say)
         _keep_bench(folder, found)
         return found
 

@@ -20,6 +20,7 @@ from tunerd.system.text import one_line
 # What a shell reports for a program that SIGPIPE ended: 128 + 13. Python ignores the signal.
 READER_GONE = 141
 _MAX_CHARS = 2000
+_INTERRUPTED = "interrupted; the same command goes on from what it has stored, or begins anew"
 
 
 def run(app: typer.Typer, argv: Sequence[str]) -> int:
@@ -89,7 +90,7 @@ def _described(error: BaseException, debug: bool) -> tuple[ExitCode, str]:
         # What is printed has no file's name, nor need a file that is written have one.
         return ExitCode.DISK_FULL, str(disk_error(Path("stdout or a file"), error))
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return ExitCode.INTERRUPTED, "interrupted; run the same command to go on"
+        return ExitCode.INTERRUPTED, _INTERRUPTED
     usage = _usage(error)
     if usage is not None:
         return ExitCode.BAD_INPUT, usage

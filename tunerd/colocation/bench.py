@@ -10,6 +10,7 @@ from tunerd.colocation.engine import Engine
 from tunerd.colocation.groups import groups_of, kernels_of
 from tunerd.colocation.load.alone import against_alone
 from tunerd.colocation.load.arrivals import arrivals_of
+from tunerd.colocation.load.best import Best, best_of
 from tunerd.colocation.load.energy import EnergyMeter
 from tunerd.colocation.load.generator import Observed, run_load
 from tunerd.colocation.load.result import (
@@ -49,6 +50,12 @@ class Benched:
     results: tuple[LoadResult, ...]
     rounds: tuple[Rounds, ...]
     capacity: Mapping[str, float] | None = None
+
+    @property
+    def best(self) -> Best | None:
+        """Return which policies met the objectives best; None without an objective, or for one."""
+        together = [rounds.together for rounds in self.rounds]
+        return best_of(self.results, together, self.plan.members)
 
 
 def bench(plan: Plan, policies: Sequence[PolicyChoice], say: Say) -> Benched:

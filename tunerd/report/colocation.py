@@ -19,10 +19,11 @@ from tunerd.colocation.policies import POLICIES
 from tunerd.colocation.stats import EngineStats
 from tunerd.report import html
 from tunerd.report.plot import MOST_LINES, Line, Point, line_plot
+from tunerd.report.policies_text import best_sentence, missing_percentiles
 from tunerd.report.scales import Scale, latency_scale, latency_tick_text, ticks
 from tunerd.report.terminal import shown, table
 from tunerd.report.view import Grid, Items, Plot, Section, View, caption
-from tunerd.stats.tail import PERCENTILES
+from tunerd.stats.tail import PERCENTILES, samples_needed
 from tunerd.system.files import write_whole
 from tunerd.system.text import UNKNOWN, count_text, percent_text, secs_text, significant
 from tunerd.vocabulary import to_json
@@ -40,6 +41,8 @@ def bench_json(benched: Benched) -> dict[str, Any]:
     return {
         "plan": benched.plan.model_dump(mode="json"),
         "capacity": benched.capacity,
+        "samples_needed": {f"p{p}": samples_needed(p) for p in PERCENTILES},
+        "best": None if benched.best is None else [r.policy for r in benched.best.foremost],
         "results": [to_json(r) | {"spread": r.spread} for r in benched.results],
     }
 
@@ -200,12 +203,15 @@ def _sentences(benched: Benched) -> list[str]:
         said += result.mismatches
         found.append(f"{result.policy}: {', '.join(said)}")
         found += [f"{result.policy}: {_against_text(each)}" for each in result.against_alone]
+    found += missing_percentiles(benched.results)
     late = [r.late_secs for r in benched.results if r.late_secs is not None]
     if late and benched.plan.load.kind != "closed":
         found.append(
             f"the sender was late by {secs_text(max(late))} at most in 99 of 100 requests, which "
             "their latencies hold"
         )
+    if len(benched.results) > 1:
+        found.append(best_sentence(benched.best))
     return found
 
 
@@ -218,10 +224,14 @@ def _against_text(found: AgainstAlone) -> str:
     return f"{found.member} beside the others over alone: {', '.join(said) or 'cannot tell'}"
 
 
-def _plot_section(results: Sequence[LoadResult]) -> Section | None:
-    known = [(r, p99) for r in results if (p99 := _worst_p99(r)) is not None][:MOST_LINES]
+def _plot_section(results: Sequence[LoadResult]) -> Section:
+    title = "Throughput and tail"
+    found = [(r, p99) for r in results if (p99 := r.worst_p99_secs) is not None]
+    known = found[:MOST_LINES]
     if not known:
-        return None
+        return Section(
+            title, lead="There is nothing to draw: no policy has the p99 of all its tenants."
+        )
     across = Scale(0.0, max(r.per_sec for r, _ in known) * 1.1)
     slowest = [p99 for _, p99 in known]
     lines = [
@@ -241,13 +251,13 @@ def _plot_section(results: Sequence[LoadResult]) -> Section | None:
         places=[(at, f"{at:,.6g}/s") for at in ticks(across)],
     )
     about = "Down and to the right is better. The p99 is that of the slowest tenant."
+    if len(found) > MOST_LINES:
+        about += f" Drawn are the first {MOST_LINES} policies that have one."
+    if missing := [r.policy for r in results if r.worst_p99_secs is None]:
+        verb = "is" if len(missing) == 1 else "are"
+        about += f" Not drawn {verb} {', '.join(missing)}: not every tenant has a p99 there."
     names = [r.policy for r, _ in known]
-    return Section("Throughput and tail", (Plot(plot, names=names), caption(about)))
-
-
-def _worst_p99(result: LoadResult) -> float | None:
-    known = [t.p99_secs for t in result.tenants if t.p99_secs is not None]
-    return max(known) if known and len(known) == len(result.tenants) else None
+    return Section(title, (Plot(plot, names=names), caption(about)))
 
 
 def _title(plan: Plan) -> str:

@@ -60,6 +60,8 @@ def line_plot(
 ) -> Markup:
     """Return lines over time, each in its colour; those after the sixth are not drawn.
 
+    A line of one point is a dot: such a path draws nothing.
+
     `places` are the labels of an axis that is not time: where they stand, and what they say.
     """
     if places is None:
@@ -199,6 +201,7 @@ def _found(line: Line, number: int, time: Scale, values: Scale, height: int) -> 
     """Return a dot per point, under a wide transparent one that the pointer finds."""
     stride = max(1, math.ceil(len(line.points) / _MOST_POINTS))
     shown = sorted({*range(0, len(line.points), stride), max(0, len(line.points) - 1)})
+    alone = " alone" if len(line.points) == 1 else ""
     marks = []
     for index in shown if line.points else ():
         point = line.points[index]
@@ -208,7 +211,7 @@ def _found(line: Line, number: int, time: Scale, values: Scale, height: int) -> 
                 "g",
                 element("title", point.text),
                 element("circle", class_="hit", r=9, cx=cx, cy=cy),
-                element("circle", class_=f"point line-{number}", r=3.5, cx=cx, cy=cy),
+                element("circle", class_=f"point line-{number}{alone}", r=3.5, cx=cx, cy=cy),
                 class_="found",
             )
         )

@@ -27,15 +27,13 @@ def mean_over_rounds(logs: Floats, *, family: int = 1) -> Interval:
     Args:
         logs: logarithms of times or ratios, of shape (rounds,): noise multiplies.
     """
-    from scipy import special
+    found = _mean(logs, family)
+    return Interval(*map(_exp, (found.value, found.low, found.high)))
 
-    mean = float(logs.mean())
-    if logs.size < 2:
-        return Interval(_exp(mean), 0.0, math.inf)
-    confidence = 1 - (1 - CONFIDENCE) / family
-    quantile = float(special.stdtrit(logs.size - 1, 0.5 + confidence / 2))
-    half = quantile * float(logs.std(ddof=1)) / math.sqrt(logs.size)
-    return Interval(*map(_exp, (mean, mean - half, mean + half)))
+
+def difference_over_rounds(differences: Floats, *, family: int = 1) -> Interval:
+    """Return the mean of one difference for each round; of one round the interval is all."""
+    return _mean(differences, family)
 
 
 def least_over_rounds(logs: Sequence[Floats]) -> Interval:
@@ -60,6 +58,18 @@ def least_quotient(above: Sequence[Interval], below: Interval) -> Interval:
         min(i.low for i in above) / below.high,
         min(i.high for i in above) / below.low,
     )
+
+
+def _mean(values: Floats, family: int) -> Interval:
+    from scipy import special
+
+    mean = float(values.mean())
+    if values.size < 2:
+        return Interval(mean, -math.inf, math.inf)
+    confidence = 1 - (1 - CONFIDENCE) / family
+    quantile = float(special.stdtrit(values.size - 1, 0.5 + confidence / 2))
+    half = quantile * float(values.std(ddof=1)) / math.sqrt(values.size)
+    return Interval(mean, mean - half, mean + half)
 
 
 def _exp(value: float) -> float:

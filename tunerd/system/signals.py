@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM: the first asks a run to end in order, the second ends it at once."""
+"""Ctrl-C and SIGTERM: the first asks a run to end in order, the second ends it at once.
+
+What keeps nothing before its end has nothing to wait for: there the first one ends it at once, too.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from types import FrameType
 from typing import Self
 
 Handler = Callable[[int, FrameType | None], object] | int | None
+_SAID_SECS = 1.0  # that what is said may take, before the end goes on without it
 
 
 class Stop:
@@ -19,12 +23,15 @@ class Stop:
 
     Args:
         say: called once, when the first one comes, in a thread of its own: the main thread may hold
-            what it needs, such as the terminal.
+            what it needs, such as the terminal. It has been said when the body is left.
+        at_once: the first one interrupts, too.
     """
 
-    def __init__(self, say: Callable[[], None] | None = None) -> None:
+    def __init__(self, say: Callable[[], None] | None = None, *, at_once: bool = False) -> None:
         self.requested = False
         self._say = say
+        self._at_once = at_once
+        self._unsaid = _thread.allocate_lock()  # held until it has been said
         self._before: dict[int, Handler] = {}
 
     def __enter__(self) -> Self:
@@ -34,6 +41,7 @@ class Stop:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._unsaid.acquire(timeout=_SAID_SECS)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -42,4 +50,13 @@ class Stop:
             raise KeyboardInterrupt
         self.requested = True
         if self._say is not None:
-            _thread.start_new_thread(self._say, ())  # Thread.start takes a lock
+            self._unsaid.acquire(blocking=False)
+            _thread.start_new_thread(self._say_it, (self._say,))  # Thread.start takes a lock
+        if self._at_once:
+            raise KeyboardInterrupt
+
+    def _say_it(self, say: Callable[[], None]) -> None:
+        try:
+            say()
+        finally:
+            self._unsaid.release()

@@ -116,7 +116,8 @@ def run_load(
         members: who is sent something; all members of the engine's plan if not given.
         on_start, on_end: called where the window of what counts begins and ends.
 
-    Raises InputError where the plan lacks what the load needs.
+    Raises InputError where the plan lacks what the load needs. Whatever is raised, an interruption
+    too, ends the load: nothing more is sent, and clients wait for one more answer at most.
     """
     members = engine.plan.members if members is None else members
     trim_secs = TRIM * load.duration
@@ -134,13 +135,23 @@ def run_load(
         for tenant in member.tenants
         for _ in range(member.clients or (load.clients if is_closed else 0))
     ]
-    for timer in timers:
-        timer.start()
-    with ThreadPoolExecutor(1, thread_name_prefix="tunerd-clients") as executor:
-        closed = executor.submit(_send_closed, engine, clients, load.duration, log)
-        _send_open(engine, arrivals, log)
-        closed.result()
-    samples = log.samples()
+    ended = threading.Event()
+    try:
+        for timer in timers:
+            timer.start()
+        with ThreadPoolExecutor(1, thread_name_prefix="tunerd-clients") as executor:
+            closed = executor.submit(_send_closed, engine, clients, load.duration, log, ended)
+            closed.add_done_callback(lambda sent: ended.set() if sent.exception() else None)
+            try:
+                _send_open(engine, arrivals, log, ended)
+                closed.result()
+            finally:
+                ended.set()
+        samples = log.samples()
+    except BaseException:
+        for timer in timers:  # the process would wait for them
+            timer.cancel()
+        raise
     for timer in timers:
         timer.join()
     return Observed(samples, window)
@@ -153,17 +164,25 @@ def _buffered(engine: Engine, member: str, inputs: Arrays) -> InputBuffers:
     return buffers
 
 
-def _send_open(engine: Engine, arrivals: Sequence[Arrival], log: _Log) -> None:
+def _send_open(
+    engine: Engine, arrivals: Sequence[Arrival], log: _Log, ended: threading.Event
+) -> None:
     sleep_exactly()
     for arrival in arrivals:
         _wait_until(log.start_at + arrival.at_secs)
+        if ended.is_set():
+            return
         log.send(engine, arrival)
 
 
 def _send_closed(
-    engine: Engine, clients: Sequence[tuple[str, str]], duration_secs: float, log: _Log
+    engine: Engine,
+    clients: Sequence[tuple[str, str]],
+    duration_secs: float,
+    log: _Log,
+    ended: threading.Event,
 ) -> None:
-    """Send for all clients from one thread.
+    """Send for all clients from one thread, until the load is over or was ended.
 
     Threads that wait for each other's turn in the interpreter would be what is measured.
     """
@@ -175,6 +194,8 @@ def _send_closed(
     left = len(clients)
     while left:
         client = free.get()
+        if ended.is_set():
+            return
         if (now := time.monotonic() - log.start_at) >= duration_secs:
             left -= 1
         else:

@@ -71,6 +71,12 @@ class LoadResult:
             return None
         return max(known) / min(known) - 1
 
+    @property
+    def worst_p99_secs(self) -> float | None:
+        """Return the p99 of the slowest tenant; None where one has none."""
+        known = [t.p99_secs for t in self.tenants if t.p99_secs is not None]
+        return max(known) if known and len(known) == len(self.tenants) else None
+
 
 def tenants_of(rounds: Sequence[Observed], members: Sequence[Member]) -> tuple[TenantResult, ...]:
     """Return a result for each member's tenant over all rounds, in the plan's order."""

@@ -1,0 +1,83 @@
+"""What the page and the lines of a bench of policies say, where some was not measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.lib.report_pages import Page, plain
+from tunerd.colocation.bench import Benched
+from tunerd.colocation.load.result import LoadResult, TenantResult
+from tunerd.colocation.plan import Plan
+from tunerd.report.colocation import bench_page, bench_table
+
+PLAN = Plan.model_validate({"members": [{"name": "one", "artifact": Path("a")}]})
+
+
+def tenant(name: str, p99_secs: float | None, *, done: int = 600, asked: int = 600) -> TenantResult:
+    met = done / asked
+    return TenantResult(
+        "one", name, asked, done, asked - done, 0, 0, 0.01, 0.02, p99_secs, done / 8, 0.2, met, 1.0
+    )
+
+
+def result(policy: str, *tenants: TenantResult) -> LoadResult:
+    total = sum(t.per_sec for t in tenants)
+    return LoadResult(
+        policy, "in-process", tenants, 8.0, total, 0.9, 1.0, None, None, {"one": 1 << 20}, {}
+    )
+
+
+def page_of(*results: LoadResult) -> Page:
+    return Page(bench_page(Benched(PLAN, results, ())))
+
+
+def terminal(*results: LoadResult) -> str:
+    console = Console(width=500)
+    with console.capture() as captured:
+        console.print(bench_table(Benched(PLAN, results, ())))
+    return plain(captured.get())
+
+
+def points(page: Page) -> list[str]:
+    return [c for _, attributes in page.tags if "point" in (c := attributes.get("class") or "")]
+
+
+def test_a_policy_is_a_dot_that_is_seen_without_the_pointer() -> None:
+    page = page_of(result("time", tenant("a", 0.3)), result("space", tenant("a", 0.2)))
+    assert points(page) == ["point line-0 alone", "point line-1 alone"]
+    assert "Not drawn" not in page.text
+
+
+def test_a_policy_without_a_p99_is_named_below_the_plot() -> None:
+    page = page_of(
+        result("time", tenant("a", 0.3)), result("ordered", tenant("a", 0.1), tenant("b", None))
+    )
+    assert points(page) == ["point line-0 alone"]
+    assert "Not drawn is ordered: not every tenant has a p99 there." in page.text
+
+
+def test_where_no_policy_has_a_p99_the_page_says_that_nothing_is_drawn() -> None:
+    page = page_of(result("time", tenant("a", None)))
+    assert points(page) == []
+    assert "There is nothing to draw" in page.text
+
+
+def test_a_percentile_that_is_missing_is_explained_on_the_page_and_the_terminal() -> None:
+    few = tenant("shop", None, done=450, asked=578)
+    results = result("time", tenant("shop", 0.3)), result("ordered", few, tenant("press", 0.1))
+    said = (
+        "ordered: p99 takes 500 answered requests; one shop had 450 of 578; give a longer "
+        "--duration"
+    )
+    assert said in page_of(*results).text
+    assert said in terminal(*results)
+    assert "time: p99" not in terminal(*results)
+
+
+def test_of_many_tenants_without_a_p99_some_are_named() -> None:
+    few = [tenant(f"t{number}", None, done=90) for number in range(9)]
+    said = terminal(result("time", *few))
+    assert "time: p95 takes 100, p99 takes 500 answered requests; one t0 had 90 of 600" in said
+    assert "one t3 had 90 of 600, and 5 more too few; give" in said
