@@ -198,6 +198,21 @@ def test_a_plan_is_readable_and_starts_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["net.onnx"]
 
 
+@pytest.mark.parametrize(("precision", "warns"), [("fp16", True), ("fp32", False)])
+def test_a_plan_says_what_16_bits_cost_on_cpus(tmp_path: Path, precision: str, warns: bool) -> None:
+    onnx.save(two_products(), tmp_path / "net.onnx")
+    said: list[str] = []
+    tunerd.plan(
+        tmp_path / "net.onnx",
+        cpu_pct=100,
+        trials=4,
+        precision=precision,
+        out=tmp_path / "run",
+        on_warning=said.append,
+    )
+    assert any("On CPUs kernels compute in fp32" in sentence for sentence in said) is warns
+
+
 @pytest.mark.slow
 def test_a_plan_of_a_model_that_was_no_file_is_planned_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

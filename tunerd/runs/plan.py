@@ -25,7 +25,7 @@ from tunerd.runs.warm_start import WarmStart, read_warm_starts
 from tunerd.settings import TuneSettings
 from tunerd.slices.room import needed_bytes
 from tunerd.system import host
-from tunerd.vocabulary import FP32, Arrays, Model, SliceRequest, Task, to_json
+from tunerd.vocabulary import BF16, FP16, FP32, Arrays, Model, SliceRequest, Task, to_json
 
 if TYPE_CHECKING:
     from tunerd.cluster.ray_cluster import Cluster
@@ -56,7 +56,12 @@ class RunPlan:
     @property
     def warning(self) -> str:
         """What a person should know before the run begins, or ""."""
-        said = (costs_to_others(self.layout), open_cluster(self.layout), self._without_templates())
+        said = (
+            costs_to_others(self.layout),
+            open_cluster(self.layout),
+            self._without_templates(),
+            self._widened(),
+        )
         return " ".join(filter(None, said))
 
     def _without_templates(self) -> str:
@@ -68,6 +73,16 @@ class RunPlan:
             "Triton is not installed here, so tensor cores are left to MetaSchedule, which uses "
             "them in fp16 and bf16 alone and knows no attention: "
             "pip install 'tunerd[triton]'"
+        )
+
+    def _widened(self) -> str:
+        """Say what 16 bits cost on CPUs, where they are asked for; or ""."""
+        precision = self.settings.precision
+        if precision not in (FP16, BF16) or self.layout.target.is_cuda:
+            return ""
+        return (
+            f"On CPUs kernels compute in fp32, and widen what is stored in {precision}, so that "
+            "they take several times as long: leave out --precision, unless that is what you want."
         )
 
     @property
