@@ -37,6 +37,7 @@ from tunerd.vocabulary.outcome import Outcome, TaskOutcome
 
 SHOWN_TASKS = 20
 PLANNED_TASKS = 15
+_NAMED = 4  # tasks, where a line has a reason that several have
 _TASK_HEADS = ("Task", "Share of time", "Calls", "Default", "Best", "Ratio", "Trials")
 _STYLES = {"better": "bold green", "neutral": "bold", "bad": "bold red"}
 
@@ -54,7 +55,7 @@ def outcome_table(outcome: Outcome, *, share: str = "") -> RenderableType:
     lines: list[RenderableType] = [
         Text(f"{verdict.claim} {verdict.grounds}", style=_STYLES[verdict.tone]),
         *([Text(verdict.small, style="dim")] if verdict.small else []),
-        _latency_line(outcome),
+        *_latencies(outcome),
         *(Text(one_line(remark), style="dim") for remark in outcome.remarks),
     ]
     if shares:
@@ -69,10 +70,14 @@ def outcome_table(outcome: Outcome, *, share: str = "") -> RenderableType:
     return Group(*lines)
 
 
-def _latency_line(outcome: Outcome) -> Text:
+def _latencies(outcome: Outcome) -> list[RenderableType]:
     """Return the median and its 95% interval of each way to run the model."""
     bars = latency_bars(outcome.latencies)
-    return Text("; ".join(f"{b.name} {b.value} ({b.small})" for b in (bars.bars if bars else ())))
+    if bars is None:
+        return []
+    rows = [(bar.name, bar.value, bar.small) for bar in bars.bars]
+    heads = ("The whole model", "Median", "95% interval")
+    return [Text(""), terminal.table(Grid(heads, rows, range(1, 3)))]
 
 
 def _task_table(tasks: Sequence[TaskOutcome]) -> Table:
@@ -82,14 +87,18 @@ def _task_table(tasks: Sequence[TaskOutcome]) -> Table:
 
 
 def _reasons(shares: tuple[TaskShare, ...]) -> list[Text]:
-    """Return a line per reason for which tasks stay at their default, with their names."""
+    """Return a line per reason for which tasks stay at their default, with the heaviest names."""
     names: dict[str, list[str]] = {}
     for task in (entry.task for entry in shares if not entry.task.is_tuned):
         names.setdefault(one_line(task.note) or "no reason given", []).append(one_line(task.name))
     return [
-        Text(f"at the default, {reason}: {', '.join(of)}", style="dim")
-        for reason, of in names.items()
+        Text(f"at the default, {reason}: {_first(of)}", style="dim") for reason, of in names.items()
     ]
+
+
+def _first(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMED])
+    return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"
 
 
 def _totals_line(outcome: Outcome) -> Text:
