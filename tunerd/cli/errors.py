@@ -107,6 +107,12 @@ def _usage(error: BaseException) -> str | None:
     describe: Any = getattr(error, "format_message", None)
     if describe is None:
         return None
+    from pydantic import ValidationError
+
+    from tunerd.settings.problems import said_of
+
+    if isinstance(error.__cause__, ValidationError):  # which typer quotes as pydantic says it
+        error.message = said_of(error.__cause__.errors()[0])  # type: ignore[attr-defined]
     context: Any = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "tunerd"
     if type(error).__name__ == "NoArgsIsHelpError":
