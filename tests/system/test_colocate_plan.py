@@ -421,7 +421,10 @@ def visits(out: Path) -> list[str]:
             {"members": [{"name": "a", "artifact": "x", "rate": 1, "precision": "fp16"}]},
             "a has a precision, which is of a `model`",
         ),
-        ({"search": {"share": [50]}}, "is no key of a mix"),
+        (
+            {"search": {"share": [50]}},
+            r"search.share: is no key here; did you mean shares\? Allowed are shares, ",
+        ),
         ({"search": {"shares": [0]}}, r"search.shares\[0\]"),
         ({"store": "mysql://u:secret@h/d"}, r"store: (?!.*secret).*no store that tunerd knows"),
     ],
