@@ -1,4 +1,7 @@
-"""The one place that turns exceptions into a sentence on stderr and an exit code."""
+"""The one place that turns exceptions into a sentence on stderr and an exit code.
+
+Notes of an exception, as where logs are kept, end the sentence.
+"""
 
 from __future__ import annotations
 
@@ -71,6 +74,7 @@ def reported(*, debug: bool = False, as_json: bool = False) -> Iterator[None]:
         if isinstance(error, GeneratorExit):
             raise
         code, message = _described(error, debug)
+        message = "; ".join([message, *getattr(error, "__notes__", ())])
         if debug:
             with suppress(OSError):
                 traceback.print_exception(error, file=sys.stderr)
