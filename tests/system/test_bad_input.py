@@ -184,12 +184,12 @@ def locked(place: Place) -> list[object]:
 
 FOLDERS = [
     Bad("held", locked, ExitCode.BAD_FOLDER, "another program keeps .*locked.*end it"),
-    Bad("a file", in_a_file, ExitCode.BAD_FOLDER, "file cannot be written: File exists; choose a"),
+    Bad("a file", in_a_file, ExitCode.BAD_FOLDER, "file is a file, and no folder; choose a"),
     Bad(
         "below a file",
         lambda p: tune_in(p.saved(b"", "file") + "/run", p.saved(net(relu()))),
         ExitCode.BAD_FOLDER,
-        "file/run cannot be written: Not a directory; choose a folder of yours with --out",
+        "file is a file, and no folder; choose a folder of yours with --out",
     ),
     Bad(
         "a folder of the kernel's",

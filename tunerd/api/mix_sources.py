@@ -16,7 +16,7 @@ from tunerd.errors import FolderError, HostError, InputError
 from tunerd.libraries.packages import PACKAGES, MissingLibraryError, version, version_text
 from tunerd.records.points import MachineKind
 from tunerd.stats.rounds import mean_over_rounds
-from tunerd.system.text import count_text
+from tunerd.system.text import count_text, reason_of
 from tunerd.system.version import __version__
 
 if TYPE_CHECKING:
@@ -186,5 +186,5 @@ def profiled(root: Path) -> str:
         return str(json.loads((root / "profile.json").read_bytes())["subject"]["digest"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(
-            f"{root} is no profile's folder ({error}); give one, or a file of points"
+            f"{root} is no profile's folder ({reason_of(error)}); give one, or a file of points"
         ) from None

@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 
 from tunerd.errors import InputError
 from tunerd.settings.problems import nearest, said_of
+from tunerd.system.text import reason_of
 
 MAX_BYTES = 1 << 20
 
@@ -89,7 +90,7 @@ def read_yaml(path: Path, kind: Kind) -> dict[str, Any]:
             raise InputError(f"{path} is over {MAX_BYTES >> 10} KiB, and no {kind.name}")
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = reason_of(error)
         raise InputError(
             f"{path} cannot be read: {reason}; give a {kind.name}, a YAML file"
         ) from None
