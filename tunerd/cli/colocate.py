@@ -29,6 +29,7 @@ class _Colocate(Group):
 app = typer.Typer(
     help="Run several models on one device: plan who gets what, check a plan, or bench it. "
     "Or place models and tuning runs on several devices.\n\n"
+    "`tunerd colocate MIX.yaml` is short for `tunerd colocate plan MIX.yaml`.\n\n"
     "Policies: time, streams, space, ordered, regulated, space-time.",
     no_args_is_help=True,
     rich_markup_mode=MARKUP,
