@@ -6,6 +6,7 @@ A stand-in for cuDNN names plans, and computes graphs on the host.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -254,12 +255,25 @@ def test_a_call_is_queued_on_the_stream_that_it_is_given(fake: FakeCudnn) -> Non
     assert len(fake.made) == kept
 
 
-def test_cudnn_is_missing_where_what_it_needs_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "wheel_version", lambda name: "9" if name == CUDNN else "")
+@pytest.mark.parametrize(
+    ("is_in_wheel", "said"),
+    [
+        (True, "cuDNN is here, and needs another library: cuBLASLt .*: pip install nvidia-cublas,"),
+        (False, "cuDNN 9.12.0 or newer is needed, .*: pip install nvidia-cudnn-cu13,"),
+    ],
+)
+def test_cudnn_is_missing_where_what_it_needs_is(
+    is_in_wheel: bool, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library = tmp_path / "libcudnn.so.9"
+    library.touch()
+    wheels = {CUDNN: [library]} if is_in_wheel else {}
+    monkeypatch.setattr(packages, "wheel_version", lambda name: "9" if name in wheels else "")
+    monkeypatch.setattr(packages, "_in_wheels", lambda package: wheels.get(package.name, ()))
     monkeypatch.setattr(packages, "_places", lambda package: iter(()))
     packages.load.cache_clear()
-    assert "pip install nvidia-cublas," in str(packages.missing(CUDNN))
-    with pytest.raises(MissingLibraryError, match="cuBLASLt"):
+    assert re.match(said, str(packages.missing(CUDNN)))
+    with pytest.raises(MissingLibraryError, match=said):
         packages.load(CUDNN)
 
 

@@ -244,6 +244,17 @@ def test_a_newer_format_is_refused(copy: Path) -> None:
         tunerd.load(copy)
 
 
+def test_a_manifest_without_a_version_says_what_it_lacks(copy: Path) -> None:
+    (copy / MANIFEST).write_text("{}")
+    with pytest.raises(tunerd.LoadError, match=r"cannot be read \(it has no 'format_version'\)"):
+        tunerd.load(copy)
+
+
+def test_a_folder_that_is_not_there_is_called_so(tmp_path: Path) -> None:
+    with pytest.raises(tunerd.LoadError, match=r"there is no folder .*none; give the artifact"):
+        tunerd.load(tmp_path / "none")
+
+
 def test_a_folder_without_a_manifest_is_no_artifact(tmp_path: Path) -> None:
     with pytest.raises(tunerd.LoadError, match="holds no manifest"):
         tunerd.load(tmp_path)

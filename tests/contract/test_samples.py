@@ -100,9 +100,11 @@ def test_what_is_no_file_of_arrays_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("no archive")
     np.save(tmp_path / "one.npy", np.zeros(3))
     np.savez(tmp_path / "objects.npz", image=np.array([{}], dtype=object))
-    for name in ("text.npz", "one.npy", "objects.npz", "missing.npz"):
+    for name in ("text.npz", "one.npy", "objects.npz"):
         with pytest.raises(InputError, match="cannot be read as inputs"):
             read_samples(tmp_path / name, SPECS, {})
+    with pytest.raises(InputError, match=r"there is no file .*missing.npz; give inputs"):
+        read_samples(tmp_path / "missing.npz", SPECS, {})
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"holds no \.npz file"):
         read_samples(tmp_path / "empty", SPECS, {})

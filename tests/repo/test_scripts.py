@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.lib import ROOT
 from tunerd.errors import ExitCode
 
@@ -39,6 +41,47 @@ def test_models_are_not_made_without_onnx_and_one_sentence_says_how_to_get_it() 
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert "run scripts/dev/setup" in line
+
+
+@pytest.mark.parametrize(
+    ("code", "end", "said"),
+    [
+        (0, 0, "exit code 0: faster, by the verdict above."),
+        (2, 0, "exit code 2: it cannot be told"),
+        (16, 16, "exit code 16: stopped on request; scripts/quickstart goes on from there."),
+        (13, 13, "exit code 13: failed; see the message above."),
+    ],
+)
+def test_the_quickstart_says_how_its_run_ended(
+    code: int, end: int, said: str, tmp_path: Path
+) -> None:
+    for name, text in (
+        ("scripts/quickstart", (ROOT / "scripts" / "quickstart").read_text()),
+        ("scripts/dev/setup", f"#!/bin/sh\necho {tmp_path}/bin\n"),
+        ("bin/python", "#!/bin/sh\n"),
+        ("bin/tunerd", f"#!/bin/sh\nexit {code}\n"),
+    ):
+        program = tmp_path / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(text)
+        program.chmod(0o755)
+    done = subprocess.run([tmp_path / "scripts" / "quickstart"], capture_output=True, text=True)
+    assert done.returncode == end
+    assert said in done.stdout
+
+
+def test_an_installation_tells_of_large_files_while_it_goes_on() -> None:
+    text = (ROOT / "scripts" / "dev" / "setup").read_text()
+    functions = text[text.index("say()") : text.index("# Installs Debian")]
+    pip = (
+        "Collecting ray\n  Downloading ray.whl.metadata (1.0 MB)\n  Downloading ray.whl (73.1 MB)\n"
+        "  Downloading attrs.whl (67 kB)\nInstalling collected packages: attrs, ray\n"
+    )
+    done = subprocess.run(
+        ["/bin/bash", "-c", f"{functions}\ntold"], input=pip, capture_output=True, text=True
+    )
+    assert done.stdout == ""
+    assert done.stderr == "Downloading ray.whl (73.1 MB)\nUnpacking all of them: a minute or so\n"
 
 
 ABORTING = """

@@ -86,13 +86,18 @@ FLAGS: dict[str, tuple[Make, str]] = {
     ),
     "a batch of zero": (flags("--batch", 0), "--batch '0' is no batch size of 1 or more"),
     "a batch over 32 bits": (flags("--batch", 10**12), "--batch '1000000000000' .* 2147483647"),
-    "no trials": (flags("--trials", 0), "'--trials': .*--help"),
     "half a trial": (flags("--trials", 1.5), "'--trials': .*--help"),
-    "trials over 32 bits": (flags("--trials", 10**12), "--trials 1000000000000: .* 2147483647"),
+    "trials over 32 bits": (flags("--trials", 10**12), "--trials 1000000000000 is more than 2147"),
     "no slices": (flags("--slices", 0), "'--slices': .*--help"),
     "no tuners": (flags("--tuners", 0), "'--tuners': .*--help"),
     "a negative seed": (flags("--seed", -1), "'--seed': .*--help"),
-    "a seed over 32 bits": (flags("--seed", 10**12), "--seed 1000000000000: .* 2147483647"),
+    "a seed over 32 bits": (
+        flags("--seed", 10**12),
+        "--seed 1000000000000 is more than 2147483647",
+    ),
+    "no trials": (flags("--trials", 0), "'--trials': 0 is less than 1; `tunerd tune --help`"),
+    "a seed in words": (flags("--seed", "x"), "'--seed': 'x' is not a whole number; `tunerd"),
+    "another precision": (flags("--precision", "fp8"), "'--precision': 'fp8' is not one of 'fp32'"),
     "a slice of another kind": (flags("--slice", "cloud"), "'cloud' is not one of 'mps', 'whole'"),
     "a GPU's slice of cores": (flags("--slice", "mps"), "--slice mps takes its share from --gpu-"),
     "a core's slice of a GPU": (
@@ -179,12 +184,12 @@ def locked(place: Place) -> list[object]:
 
 FOLDERS = [
     Bad("held", locked, ExitCode.BAD_FOLDER, "another program keeps .*locked.*end it"),
-    Bad("a file", in_a_file, ExitCode.BAD_FOLDER, "file cannot be written: File exists; choose a"),
+    Bad("a file", in_a_file, ExitCode.BAD_FOLDER, "file is a file, and no folder; choose a"),
     Bad(
         "below a file",
         lambda p: tune_in(p.saved(b"", "file") + "/run", p.saved(net(relu()))),
         ExitCode.BAD_FOLDER,
-        "file/run cannot be written: Not a directory; choose a folder of yours with --out",
+        "file is a file, and no folder; choose a folder of yours with --out",
     ),
     Bad(
         "a folder of the kernel's",

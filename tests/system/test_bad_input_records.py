@@ -84,7 +84,11 @@ _NO_TEXT = "CAST(x'43524541544520FF80' AS TEXT)"  # CREATE and two bytes
 _ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
 
 STORES: dict[str, tuple[Make, str]] = {
-    "not there": (lambda p: ["records", "show", p.folder], "is not a run folder: it has no store"),
+    "no store": (lambda p: ["records", "show", p.folder], "is not a run folder: it has no store"),
+    "not there": (
+        lambda p: ["records", "show", p.folder / "none"],
+        "is not a run folder: it does not exist; give",
+    ),
     "a long path": (lambda p: ["records", "show", "a" * 5000], "File name too long"),
     "a text": (store(lambda path: path.write_text("text " * 999)), "file is not a database; check"),
     "empty": (store(lambda path: path.write_bytes(b"")), "no store of tunerd: it has no table"),
@@ -339,10 +343,10 @@ _CHANGED = r"was changed: its sha256 is \w+\.\.\., the manifest says .*nothing o
 ARTIFACTS: dict[str, tuple[Make, str]] = {
     "nowhere": (
         lambda p: ["bench", "nowhere"],
-        "nowhere holds no manifest.json; give the artifact",
+        "there is no folder nowhere; give the artifact",
     ),
-    "a file": (lambda p: ["bench", p.saved(b"{}", "file")], "file holds no manifest.json; give"),
-    "no text": (lambda p: ["bench", "\udcff"], "holds no manifest.json; give the artifact folder"),
+    "a file": (lambda p: ["bench", p.saved(b"{}", "file")], "file is no folder; give"),
+    "no text": (lambda p: ["bench", "\udcff"], "there is no folder .*; give the artifact"),
     "a long path": (lambda p: ["bench", "a" * 5000], "File name too long"),
     "a byte of the library": (artifact(byte_of(LIBRARY)), f"{LIBRARY} {_CHANGED}"),
     "a byte of the weights": (artifact(byte_of(WEIGHTS)), f"{WEIGHTS} {_CHANGED}"),

@@ -8,7 +8,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -358,3 +358,28 @@ def test_the_list_of_commands_says_of_each_what_it_says_of_itself() -> None:
     for name, command in program.commands.items():
         first = " ".join(str(command.help).partition("\n\n")[0].split())
         assert first == program.table[name]
+
+
+def test_arguments_are_in_capitals_in_every_usage_line() -> None:
+    usages = {" ".join(path): pieces for path, pieces in usage_lines(program(), ())}
+    assert usages["tune"] == ["[OPTIONS]", "MODEL"]
+    assert usages["report"] == ["[OPTIONS]", "RUN..."]
+    assert usages["run"] == ["[OPTIONS]", "[RECIPE]"]
+    for pieces in usages.values():
+        for piece in pieces:
+            name = piece.removesuffix(".onnx")
+            assert name == name.upper()
+            assert not set(name) & set("{}")
+
+
+def program() -> Any:
+    return typer.main.get_command(app)
+
+
+def usage_lines(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    if hasattr(command, "commands"):
+        for name, inner in command.commands.items():
+            yield from usage_lines(inner, (*path, name))
+        return
+    with command.make_context(path[-1], [], resilient_parsing=True) as context:
+        yield path, command.collect_usage_pieces(context)

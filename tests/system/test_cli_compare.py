@@ -288,7 +288,7 @@ BAD = [
     Bad("a wrong model", of_runs(new=WRONG), ExitCode.WRONG_RESULT, "disagrees with ONNX"),
     Bad("no times", of_runs(new=NO_TIMES), ExitCode.BAD_FOLDER, "can be no time of a call"),
     Bad("no samples", of_runs(base=NOT_TIMED), ExitCode.BAD_FOLDER, "it is damaged"),
-    Bad("no artifact to measure", of_runs("--measure"), ExitCode.BAD_INPUT, "holds no manifest"),
+    Bad("no artifact to measure", of_runs("--measure"), ExitCode.BAD_INPUT, "no folder .*artifact"),
     Bad("cores for a GPU", of_runs("--measure", "--cpu-pct", 9), ExitCode.BAD_INPUT, "--gpu-pct"),
 ]
 

@@ -60,6 +60,13 @@ def test_an_error_for_people_is_one_sentence(capsys: Captured) -> None:
     assert capsys.readouterr() == ("", "tunerd: no file 'a.onnx'; give an ONNX file\n")
 
 
+def test_notes_of_an_error_end_its_sentence(capsys: Captured) -> None:
+    error = InputError("a share of 0")
+    error.add_note("the logs are in runs/a")
+    ended(error)
+    assert capsys.readouterr().err == "tunerd: a share of 0; the logs are in runs/a\n"
+
+
 def test_an_error_without_words_is_not_silent(capsys: Captured) -> None:
     ended(HostError())
     assert capsys.readouterr().err == "tunerd: HostError\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -14,13 +15,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import onnx
 import pytest
 import yaml
 
 from tests.lib import PYTHON_PATH, ROOT
 from tests.lib.colocation_plans import CORES, colocate, with_two_members
+from tests.lib.models import conv_net
 from tests.lib.waiting import until
 from tunerd import api
+from tunerd.api.mix_sources import shares_of
 from tunerd.artifacts.manifest import MANIFEST
 from tunerd.colocation import Plan
 from tunerd.colocation.planning import launched
@@ -30,7 +34,7 @@ from tunerd.colocation.planning.features import features_of
 from tunerd.colocation.planning.kept import kept
 from tunerd.colocation.planning.mix import Mix
 from tunerd.colocation.planning.pairs import Pair, Side, append
-from tunerd.errors import ExitCode, InputError
+from tunerd.errors import ExitCode, InputError, ModelError
 from tunerd.records.paths import Paths
 from tunerd.records.points import MachineKind
 from tunerd.report.mix import mix_json, mix_page
@@ -76,6 +80,14 @@ def written(folder: Path, **said: Any) -> Path:
     path = folder / "mix.yaml"
     path.write_text(yaml.safe_dump(MIX | said))
     return path
+
+
+def with_cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    cores = tuple(range(count))
+    found = dataclasses.replace(
+        host.facts(), cores=cores, core_siblings=tuple((core,) for core in cores), core_quota=None
+    )
+    monkeypatch.setattr(host, "facts", lambda: found)
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -124,6 +136,52 @@ def test_a_mix_is_planned_served_and_proved(
     assert "Waiting times: M/G/1" in page
     assert len(page.splitlines()) < 50
     assert files_in(out) == before
+
+
+def test_a_first_dry_run_says_what_lacks_what_comes_next_and_how_long_that_takes(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with_cores(monkeypatch, 2)
+    onnx.save(conv_net(), tmp_path / "net.onnx")
+    member = {"model": "net.onnx", "rate": 1}
+    mix = written(
+        tmp_path,
+        curves=[],
+        members=[{"name": name} | member for name in ("one", "two")],
+        search={"shares": [25, 50, 75], "budget": "30s", "pairs": "none"},
+    )
+    assert colocate(mix, "--dry-run", "--no-proof") == ExitCode.CANNOT_TELL
+    said = capsys.readouterr().out
+    assert "25% is left out: 25% of 2 core(s) is less than one core" in said
+    assert "75% is left out: it is 1 core here, as 50% is" in said
+    assert said.count("tune one at") == 2
+    assert "tune one at 50%: 30 s of search" in said
+    assert "measure two at 50%, 100%" in said
+    # Four runs of 30 s and a minute beside the search, a few visits, and the engine.
+    assert "next      the same command without --dry-run, about 7 min in all" in said
+
+
+def test_models_are_looked_at_before_any_is_tuned_in_a_dry_run_too(tmp_path: Path) -> None:
+    onnx.save(conv_net(), tmp_path / "net.onnx")
+    names = ("net", "nope")
+    members = [{"name": name, "model": f"{name}.onnx", "rate": 1} for name in names]
+    mix = written(tmp_path, curves=[], members=members)
+    for dry_run in (True, False):
+        with pytest.raises(ModelError, match=r"nope\.onnx does not exist"):
+            api.colocate_plan(mix, out=tmp_path / "out", dry_run=dry_run)
+    assert not (tmp_path / "out" / "tuned").exists()
+
+
+@pytest.mark.parametrize(("cores", "tried"), [(1, (100,)), (2, (50, 100)), (4, (25, 50, 75, 100))])
+def test_of_shares_that_are_as_many_cores_the_smallest_is_tried(
+    cores: int, tried: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_cores(monkeypatch, cores)
+    member = {"name": "a", "artifact": "a", "rate": 1}
+    shares, left_out = shares_of(Mix.model_validate({"members": [member]}))
+    assert shares == tried
+    assert sorted((*shares, *(pct for pct, _ in left_out))) == [25, 50, 75, 100]
 
 
 def test_one_after_another_is_said_and_is_a_plan_too(folder: Path, capsys: Captured) -> None:
@@ -363,7 +421,10 @@ def visits(out: Path) -> list[str]:
             {"members": [{"name": "a", "artifact": "x", "rate": 1, "precision": "fp16"}]},
             "a has a precision, which is of a `model`",
         ),
-        ({"search": {"share": [50]}}, "is no key of a mix"),
+        (
+            {"search": {"share": [50]}},
+            r"search.share: is no key here; did you mean shares\? Allowed are shares, ",
+        ),
         ({"search": {"shares": [0]}}, r"search.shares\[0\]"),
         ({"store": "mysql://u:secret@h/d"}, r"store: (?!.*secret).*no store that tunerd knows"),
     ],

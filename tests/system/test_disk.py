@@ -54,6 +54,14 @@ def test_a_linker_without_room_is_no_failure_of_its_candidate(
         build_candidate(task, default_of(task))
 
 
+def test_what_is_said_of_a_disk_keeps_the_notes_of_its_error(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a file")
+    full.add_note("the logs are in runs/a")
+    with pytest.raises(DiskError) as said, files.disk_errors_said(tmp_path):
+        raise full
+    assert said.value.__notes__ == ["the logs are in runs/a"]
+
+
 def runners(run: Run) -> list[psutil.Process]:
     return [p for p in run.processes() if "tunerd.runner.process" in p.cmdline()]
 

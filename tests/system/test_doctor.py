@@ -105,13 +105,23 @@ def test_doctor_says_which_libraries_are_there_and_how_to_get_them(
     gpu_host: HostFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checks, "missing", lambda name: "pip install it")
-    for finding in checks._kernel_libraries(gpu_host):
+    for finding in checks._kernel_libraries(with_gpu(gpu_host)):
         assert (finding.status, finding.fix) == (checks.Status.WARN, "pip install it")
         assert "only for --libraries" in finding.fact
     monkeypatch.setattr(checks, "missing", lambda name: None)
     monkeypatch.setattr(checks, "wheel_version", lambda name: "13.1.0.3")
     facts = {f.fact for f in checks._kernel_libraries(gpu_host)}
     assert facts == {"13.1.0.3"}
+
+
+def test_doctor_warns_of_nothing_that_only_gpus_need_where_there_is_none(
+    gpu_host: HostFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tunerd.builder.nvrtc.missing_for_builds", lambda: "nvrtc is missing")
+    monkeypatch.setattr(checks, "missing", lambda name: "pip install it")
+    without = dataclasses.replace(gpu_host, gpus=(), failed_gpus=(), no_gpu="no driver")
+    for check in (checks._gpus, checks._cuda_libraries, checks._kernel_libraries):
+        assert {finding.status for finding in check(without)} == {checks.Status.UNUSED}
 
 
 def test_doctor_finds_who_listens_on_a_port() -> None:

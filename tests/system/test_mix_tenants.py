@@ -22,6 +22,7 @@ from tunerd import api
 from tunerd.api.mix_artifacts import MixArtifacts, Steps
 from tunerd.artifacts.manifest import pcts_of, read_variants
 from tunerd.colocation import Engine, Plan
+from tunerd.colocation.planning.lacking import Lacking
 from tunerd.colocation.planning.mix import Mix, names_of
 from tunerd.errors import ExitCode, InputError
 from tunerd.frontend.onnx.reference import Reference, agree
@@ -142,7 +143,9 @@ def test_a_model_of_its_own_is_tuned_at_each_share_and_has_no_tenants(
     mix = Mix.model_validate({
         "members": [{"name": "one", "model": "one.onnx", "rate": 1}], "search": {"shares": [50]}
     })  # fmt: skip
-    makes = MixArtifacts(mix, tmp_path / "out", (50, 100), Steps(lambda _: None), [], is_dry=False)
+    makes = MixArtifacts(
+        mix, tmp_path / "out", (50, 100), Steps(lambda _: None), Lacking(), is_dry=False
+    )
     (artifact,) = makes.of(mix.members[0])
     assert asked == [50, 100]
     assert pcts_of(read_variants(artifact)) == (50, 100)

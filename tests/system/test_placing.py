@@ -364,6 +364,10 @@ def test_a_machine_without_a_gpu_says_what_to_do(
         ({"name": "a", "tune": "x", "with": {"out": "y"}}, "a sets out, which the placement says"),
         (shell("a", "true", **{"with": {"trials": 1}}), "a has flags `with`"),
         (shell("a", "true", busy="0%"), "busy"),
+        (
+            shell("a", "true", withs={}),
+            r"jobs\[0\].withs: .*did you mean with\? Allowed are name, ",
+        ),
     ],
 )
 def test_a_mistake_in_a_job_is_named(job: dict[str, Any], problem: str, tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ import re
 import sys
 import threading
 from contextlib import redirect_stdout
+from pathlib import Path
 
 import pytest
 
 from tests.lib.ray_processes import Child, child, living, short_folder
 from tunerd.cluster import private_ray
-from tunerd.errors import InfrastructureError
+from tunerd.cluster.ray_cluster import Cluster
+from tunerd.errors import InfrastructureError, ModelError
 
 # A cluster that answers a call, in a Ray that does not have some names.
 CLUSTER = """
@@ -137,3 +139,16 @@ def test_a_second_token_is_refused_where_ray_keeps_the_first(
             private_ray.forget_token()
     finally:
         private_ray._first_token.cache_clear()
+
+
+def test_what_ends_a_run_has_a_note_of_where_the_logs_are_and_nothing_is_logged(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match="no fixed shape") as ended, Cluster(
+        address=None, run="test", cpus=1, gpus=0, logs=tmp_path / "ray"
+    ):  # fmt: skip
+        raise ModelError("no fixed shape")
+    (note,) = ended.value.__notes__
+    assert note == f"the logs of Ray and its workers are in {tmp_path / 'ray'}"
+    assert list((tmp_path / "ray").iterdir())
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -187,10 +187,9 @@ def test_a_second_tunerd_is_refused_until_the_first_dies(tmp_path: Path) -> None
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(FolderError, match=r"file/run cannot be written: Not a directory"):
-        RunFolder.open(tmp_path / "file" / "run", facts=FACTS)
-    with pytest.raises(FolderError, match="cannot be written"):
-        RunFolder.open(tmp_path / "file", facts=FACTS)
+    for path in (tmp_path / "file" / "run", tmp_path / "file"):
+        with pytest.raises(FolderError, match=r"/file is a file, and no folder; choose"):
+            RunFolder.open(path, facts=FACTS)
 
 
 def test_a_folder_of_somebody_elses_files_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.lib import ROOT
+from tunerd.colocation.placement.job_file import JobFile
 from tunerd.colocation.plan import Plan, shares_of
+from tunerd.colocation.planning.mix import Mix
 from tunerd.colocation.policies import policy_of
 from tunerd.errors import InputError
 
@@ -86,8 +89,16 @@ def test_members_are_loaded_in_the_order_that_the_plan_says() -> None:
             "{name: b, artifact: x, share: 50, shares: [80]}]",
             "the shares come to 110%",
         ),
+        ("members: [{name: a, artifact: x}]\nplaces: mps", r"places: .* did you mean place\?"),
+        ("members: [{name: a, artifact: x}]\nfoo: 1", "foo: is no key here; allowed are version, "),
+        ("members: [{name: a, artifact: x, weight: 0}]", "weight: 0 is not above 0"),
+        ("members: [{name: a, artifact: x, weight: w}]", "weight: 'w' is not a number"),
+        ("a: b\nmembers: - x", r"plan.yaml:2:10: this is no YAML: (?!.*unicode string)"),
         ("members: [{name: a b, artifact: x}]", r"members\[0\].name: "),
-        ("members: [{name: a, artifact: x, slo: 3}]", r"members\[0\].slo: is no key of a plan"),
+        (
+            "members: [{name: a, artifact: x, slo: 3}]",
+            r"members\[0\].slo: is no key here; did you mean slo_ms\? Allowed are name, ",
+        ),
         ("members: [{name: a, artifact: x}]\nplace: cloud", "place: 'cloud' is not one of"),
         ("members: [{name: a, artifact: x}]\nversion: 2", "version: "),
         ("members: [{name: a, artifact: x, share: 5, cores: [0]}]", "has both a share and cores"),
@@ -127,6 +138,31 @@ def test_members_are_loaded_in_the_order_that_the_plan_says() -> None:
 def test_a_mistake_is_named_with_its_place(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=said):
         Plan.read(written(tmp_path, text))
+
+
+MIX_TEXT = "members: [{name: a, model: x.onnx, rate: 1}]\nsearch: {shares: [50]}"
+JOBS_TEXT = "jobs: [{name: a, tune: x.onnx, with: {cpu-pct: 50}}]"
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "said"),
+    [
+        (Plan.read, MIX_TEXT, "is a mix, which `tunerd colocate plan` takes; give a plan here"),
+        (Mix.read, PLAN, "is a plan, which `tunerd colocate check`, `bench` and `regulate` take"),
+        (Mix.read, JOBS_TEXT, "is a file of jobs, which `tunerd colocate place` takes"),
+        (
+            Mix.read,
+            "members: [{name: a, artifact: x}]",
+            r"; of a mix members\[0\].rate: is missing",
+        ),
+        (JobFile.read, PLAN, "is a plan, .*; give a file of jobs here"),
+    ],
+)
+def test_a_file_of_another_kind_is_called_what_it_is(
+    read: Callable[[Path], object], text: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=said):
+        read(written(tmp_path, text))
 
 
 def test_a_load_may_be_a_part_of_the_capacity(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from tunerd.api.run import OnStep, StrPath, nothing
 from tunerd.api.studies import as_path
-from tunerd.api.tuning import Callbacks, OnProgress, SliceKind, require_no_ray
+from tunerd.api.tuning import Callbacks, OnProgress, SliceKind, require_known, require_no_ray
 from tunerd.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -89,8 +89,7 @@ def matrix(
     Raises TunerdError as `tunerd.tune` does, and Interrupted after SIGINT or SIGTERM, with what
     was measured kept.
     """
-    if unknown := options.keys() - MatrixOptions.__annotations__.keys():
-        raise TypeError(f"tunerd has no option {', '.join(sorted(unknown))} for a matrix")
+    require_known(options, MatrixOptions, "a matrix")
     with as_path(model) as path:
         settings = _settings(path, shares, options)
         callbacks = Callbacks(on_progress, on_warning)

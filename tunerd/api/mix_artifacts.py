@@ -15,6 +15,7 @@ from tunerd.artifacts.manifest import (
     read_all_variants,
     read_tenant,
 )
+from tunerd.colocation.planning.lacking import Lacking
 from tunerd.colocation.planning.mix import Entry, Mix, names_of
 from tunerd.records.paths import Paths
 
@@ -38,7 +39,7 @@ class Steps:
 class MixArtifacts:
     """Makes artifacts where they are not there yet; a dry run says what it would make.
 
-    to_make: gets a line for each.
+    lacking: gets a line for each.
     """
 
     def __init__(
@@ -47,12 +48,12 @@ class MixArtifacts:
         folder: Path,
         shares: Sequence[int],
         steps: Steps,
-        to_make: list[str],
+        lacking: Lacking,
         *,
         is_dry: bool,
     ) -> None:
         self._mix, self._folder, self._shares = mix, folder, shares
-        self._steps, self._to_make, self._is_dry = steps, to_make, is_dry
+        self._steps, self._lacking, self._is_dry = steps, lacking, is_dry
 
     def of(self, entry: Entry) -> tuple[Path, ...]:
         """Return the artifact of each member of an entry; none where a dry run would tune it."""
@@ -74,23 +75,24 @@ class MixArtifacts:
         from tunerd.api.sizes import tune_sizes
         from tunerd.api.tuning import TuneOptions, tune
 
-        model, counts = entry.model, self._counts(entry)
-        unit = "gpu" if self._mix.device == "cuda" else "cpu"
-        ending = f"-{entry.precision}" if entry.precision else ""
-        out = self._folder / "tuned" / f"{entry.name}{ending}-{unit}{pct}"
-        before = _for_tenants(out, counts) if counts else finished(out)
-        if before is not None:
+        if (before := self._tuned_before(entry, pct)) is not None:
             return before
+        model, counts = entry.model, self.counts(entry)
         what = f"{entry.name} at {pct}%"
         if counts:
             what += f", for {', '.join(map(str, counts))} models in a launch"
         if self._is_dry:
             each = " each" if len(counts) > 1 else ""
-            self._to_make.append(f"tune {what}: {self._mix.search.budget:g} s of search{each}")
+            budget = self._mix.search.budget
+            secs = max(1, len(counts)) * (budget + _fixed_secs(self._unit))
+            self._lacking.add(f"tune {what}: {budget:g} s of search{each}", secs)
             return None
         self._steps.say(f"tuning {what}")
-        options: TuneOptions = {"out": out, "budget_secs": self._mix.search.budget}
-        if unit == "gpu":
+        options: TuneOptions = {
+            "out": self._out(entry, pct),
+            "budget_secs": self._mix.search.budget,
+        }
+        if self._unit == "gpu":
             options["gpu_pct"] = pct
         else:
             options["cpu_pct"] = pct
@@ -109,7 +111,34 @@ class MixArtifacts:
         )
         return run.artifact.path.absolute()
 
-    def _counts(self, entry: Entry) -> tuple[int, ...]:
+    def require_models(self) -> None:
+        """Read each model that is to be tuned, before the first of them is.
+
+        Raises ModelError or InputError where one cannot be used.
+        """
+        from tunerd.frontend.model import read_model
+
+        for entry in self._mix.members:
+            models = [entry.model] if entry.model is not None else entry.models
+            if not models or all(self._tuned_before(entry, pct) for pct in self._shares):
+                continue
+            for model in models:
+                read_model(model, precision=entry.precision or "")
+
+    def _tuned_before(self, entry: Entry, pct: int) -> Path | None:
+        out, counts = self._out(entry, pct), self.counts(entry)
+        return _for_tenants(out, counts) if counts else finished(out)
+
+    def _out(self, entry: Entry, pct: int) -> Path:
+        """Return the run folder of an entry's tuning for a share."""
+        ending = f"-{entry.precision}" if entry.precision else ""
+        return self._folder / "tuned" / f"{entry.name}{ending}-{self._unit}{pct}"
+
+    @property
+    def _unit(self) -> str:
+        return "gpu" if self._mix.device == "cuda" else "cpu"
+
+    def counts(self, entry: Entry) -> tuple[int, ...]:
         """Return for how many models at once an entry's kernels are; nothing for one model."""
         if not entry.models:
             return ()
@@ -128,7 +157,7 @@ class MixArtifacts:
             to = (self._folder / "artifacts" / f"{name}-{digest[:12]}").absolute()
             is_there = (to / MANIFEST).is_file() and read_tenant(to)["libraries"] == libraries
             if not is_there and self._is_dry:
-                self._to_make.append(f"make {name} a tenant of {entry.name}'s kernels")
+                self._lacking.add(f"make {name} a tenant of {entry.name}'s kernels", 0.0)
                 break
             if not is_there:
                 self._steps.say(f"making {name} a tenant of {entry.name}'s kernels")
@@ -151,6 +180,13 @@ class MixArtifacts:
         to.parent.mkdir(parents=True, exist_ok=True)
         pack_shares(tuned, to)
         return to
+
+
+def _fixed_secs(unit: str) -> float:
+    """Return what a run takes beside its search."""
+    from tunerd.runs.plan import FIXED_SECS
+
+    return FIXED_SECS["cuda" if unit == "gpu" else "llvm"]
 
 
 def _keys(artifact: Path) -> list[tuple[str, str]]:

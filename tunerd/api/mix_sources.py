@@ -16,6 +16,7 @@ from tunerd.errors import FolderError, HostError, InputError
 from tunerd.libraries.packages import PACKAGES, MissingLibraryError, version, version_text
 from tunerd.records.points import MachineKind
 from tunerd.stats.rounds import mean_over_rounds
+from tunerd.system.text import count_text, reason_of
 from tunerd.system.version import __version__
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ _HEADROOM = 0.9  # of the memory, as the engine plans it
 
 
 def shares_of(mix: Mix) -> tuple[tuple[int, ...], tuple[tuple[int, str], ...]]:
-    """Return the shares that this machine can give, and those that it cannot, and why."""
+    """Return the shares that are tried on this machine, and those that are not, and why.
+
+    Of shares that are as many cores the smallest is tried, which leaves most to others.
+    """
     from tunerd.studies.profile.plan import plan_shares
 
     kind = "mps" if mix.device == "cuda" else "cpu"
@@ -35,7 +39,15 @@ def shares_of(mix: Mix) -> tuple[tuple[int, ...], tuple[tuple[int, str], ...]]:
         planned = plan_shares(kind, mix.shares)
     except HostError:  # points may come from elsewhere
         return mix.shares, ()
-    return planned.pcts, planned.left_out
+    left_out = list(planned.left_out)
+    pct_of: dict[int, int] = {}  # by the number of cores
+    for pct, spec in planned.specs:
+        count = len(spec.cores)
+        if not count:  # of a GPU
+            return planned.pcts, planned.left_out
+        if (first := pct_of.setdefault(count, pct)) != pct:
+            left_out.append((pct, f"it is {count_text(count, 'core')} here, as {first}% is"))
+    return tuple(pct_of.values()), tuple(sorted(left_out))
 
 
 def device_of(mix: Mix) -> str:
@@ -174,5 +186,5 @@ def profiled(root: Path) -> str:
         return str(json.loads((root / "profile.json").read_bytes())["subject"]["digest"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(
-            f"{root} is no profile's folder ({error}); give one, or a file of points"
+            f"{root} is no profile's folder ({reason_of(error)}); give one, or a file of points"
         ) from None

@@ -32,9 +32,11 @@ from tunerd.colocation.planning.curves import Curves, Origin, Point, read_points
 from tunerd.colocation.planning.engine_cost import EngineCost
 from tunerd.colocation.planning.estimates import model_of
 from tunerd.colocation.planning.kept import keep, kept
+from tunerd.colocation.planning.lacking import Lacking
 from tunerd.colocation.planning.mix import Entry, Mix, names_of
-from tunerd.colocation.planning.pairs import PAIRS, Pairs, Side
-from tunerd.colocation.planning.placement import WHOLE, Placement, Subject, World
+from tunerd.colocation.planning.neighbours import neighbours
+from tunerd.colocation.planning.pairs import PAIRS, Pairs
+from tunerd.colocation.planning.placement import WHOLE, Subject, World
 from tunerd.colocation.planning.planned import ANSWER, PLAN, PlannedMix
 from tunerd.colocation.planning.proof import prove
 from tunerd.colocation.planning.team import Team
@@ -79,7 +81,8 @@ def colocate_plan(
     name = "mix" if isinstance(mix, Mix) else Path(os.fspath(mix)).stem
     folder = Path(out) if out is not None else Path("mixes") / name
     if dry_run:
-        return _Work(given, folder, nothing, is_dry=True).planned()
+        dry = _Work(given, folder, nothing, is_dry=True)
+        return dataclasses.replace(dry.planned(), lacking_secs=dry.secs_in_all(prove_it=prove_it))
     say = on_step or nothing
     with _opened(folder), without_mismatches(), Stop() as stop:
 
@@ -109,12 +112,13 @@ class _Work:
     def __init__(self, mix: Mix, folder: Path, say: OnStep, *, is_dry: bool) -> None:
         self._mix, self._folder, self._say, self._is_dry = mix, folder, say, is_dry
         self._steps = Steps(say)
-        self._to_measure: list[str] = []
+        self._lacking = Lacking()
         self._device = device_of(mix)
         self._shares, left_out = shares_of(mix)
+        self._left_out = tuple(f"{pct}% is left out: {why}" for pct, why in left_out)
         self.curves = Curves()
-        for pct, why in left_out:
-            self._say(f"{pct}% is left out: {why}")
+        for message in self._left_out:
+            self._say(message)
         here = host.facts()
         self._team = Team(
             mix.store,
@@ -130,18 +134,25 @@ class _Work:
         found = self._found()
         if not self._is_dry:
             self._team.publish()
-        return dataclasses.replace(found, notes=tuple(self._team.notes))
+        notes = tuple(self._team.notes)
+        return dataclasses.replace(found, notes=notes, left_out=self._left_out)
+
+    def secs_in_all(self, *, prove_it: bool) -> float:
+        """Return about how long a plan takes that is no dry run; 0 where nothing lacks."""
+        return self._lacking.secs_in_all(self._mix, prove_it=prove_it)
 
     def _found(self) -> PlannedMix:
         mix = self._mix
         makes = MixArtifacts(
-            mix, self._folder, self._shares, self._steps, self._to_measure, is_dry=self._is_dry
+            mix, self._folder, self._shares, self._steps, self._lacking, is_dry=self._is_dry
         )
+        makes.require_models()
         artifacts = {entry.name: makes.of(entry) for entry in mix.members}
         for path in mix.curves:
             self.curves.add(self._given_points(path, artifacts))
         for entry in mix.members:
-            self.curves.add(self._points(entry, artifacts[entry.name]))
+            counts = makes.counts(entry)
+            self.curves.add(self._points(entry, artifacts[entry.name], counts))
         subjects = [
             subject
             for entry in mix.members
@@ -156,7 +167,9 @@ class _Work:
         known += pairs.read_pairs(self._folder / PAIRS)
         table, no_estimate = self._pairs(known, self._device)
         if any(not self.curves.shares(entry.name) for entry in mix.members):
-            said = unknown(self._to_measure)
+            if self._is_dry:
+                self._lacking.add_engine(mix)
+            said = unknown(self._lacking.lines)
             return PlannedMix(mix, self._folder, said, None, None, self.curves, table, no_estimate)
         costs = self._costs(subjects, self._device)
         found, plan = self._answered(subjects, table, costs)
@@ -186,19 +199,25 @@ class _Work:
             world,
             shares=self._shares,
             together=mix.search.together,
-            to_measure=self._to_measure,
+            to_measure=self._lacking.lines,
         )
         return found, plan_of(found, mix, subjects) if found.is_fit else None
 
     # --- curves --------------------------------------------------------------------------------
 
-    def _points(self, entry: Entry, artifacts: Sequence[Path]) -> list[Point]:
-        """Return what an entry's first artifact takes at the shares that have no point yet."""
+    def _points(
+        self, entry: Entry, artifacts: Sequence[Path], counts: Sequence[int]
+    ) -> list[Point]:
+        """Return what an entry's first artifact takes at the shares that have no point yet.
+
+        counts: of models in a launch, for which a dry run would tune.
+        """
         lacking = set(self._shares) - set(self.curves.shares(entry.name))
         lanes = launched.lanes_of(artifacts)
         if lanes is not None:
             return self._launched(entry, artifacts, *lanes)
-        if not artifacts:
+        if not artifacts:  # a dry run would tune them
+            self._foresee(entry, lacking, counts)
             return []
         before = [p for p in kept(artifacts[0], self._device, entry.name) if p.share in lacking]
         lacking -= {point.share for point in before}
@@ -219,8 +238,7 @@ class _Work:
             found = [point for point in found if point.share in lacking]
             lacking -= {point.share for point in found}
             if lacking:
-                shares = ", ".join(f"{pct}%" for pct in sorted(lacking))
-                self._to_measure.append(f"measure {entry.name} at {shares}")
+                self._lacking.add_shares(self._mix, entry, lacking)
             return found
         from tunerd.api.studies import profile
 
@@ -259,10 +277,10 @@ class _Work:
         for share, count in lacking:
             if (share, count) in known:
                 continue
-            what = f"{entry.name} at {share}%, {count} in a launch"
             if self._is_dry:
-                self._to_measure.append(f"measure {what}")
+                self._lacking.add_launches(self._mix, entry, share, count)
                 continue
+            what = f"{entry.name} at {share}%, {count} in a launch"
             point = launched.measure(
                 entry.name,
                 [kernels, *others][:count],
@@ -277,6 +295,14 @@ class _Work:
             self._team.keep_points(digest, [point], how=how)
             found.append(point)
         return found
+
+    def _foresee(self, entry: Entry, lacking: set[int], counts: Sequence[int]) -> None:
+        """Add what is measured of an entry once it is tuned."""
+        if counts:
+            for share, count in itertools.product(sorted(lacking), counts):
+                self._lacking.add_launches(self._mix, entry, share, count)
+        elif lacking:
+            self._lacking.add_shares(self._mix, entry, lacking)
 
     def _given_points(self, path: Path, artifacts: dict[str, tuple[Path, ...]]) -> list[Point]:
         """Return the points of a file, or of a profile's folder, which is of one artifact."""
@@ -308,7 +334,7 @@ class _Work:
         if {*keys.values()} <= known.keys():
             return {name: known[key] for name, key in keys.items()}
         if self._is_dry:
-            self._to_measure.append("serve all models together: what the engine takes")
+            self._lacking.add_engine(self._mix)
             return {name: known[key] for name, key in keys.items() if key in known}
         found = engine_cost.measure(
             models,
@@ -386,7 +412,7 @@ class _Work:
         """Measure the pairs of a plan's lanes that nobody has; say whether there were any."""
         assert found.chosen is not None
         is_new = False
-        for (a, of), (b, beside) in _neighbours(found.chosen.placement, subjects):
+        for (a, of), (b, beside) in neighbours(found.chosen.placement, subjects):
             if table.slowdown(a, b).how == table.slowdown(b, a).how == "measured":
                 continue
             measured = pairs.measure(
@@ -401,29 +427,6 @@ class _Work:
             table.add(measured)
             is_new = True
         return is_new
-
-
-def _neighbours(
-    placement: Placement, subjects: Sequence[Subject]
-) -> Iterator[tuple[tuple[Side, Subject], tuple[Side, Subject]]]:
-    """Yield who runs beside whom at which shares; of slices that serve everyone one of an entry."""
-    by_name = {subject.name: subject for subject in subjects}
-    if placement.kind == "space-time":
-        share = placement.lanes[0].share
-        firsts = list({subject.of: subject for subject in reversed(subjects)}.values())
-        chosen = itertools.combinations_with_replacement(firsts, 2)
-        for one, two in chosen if len(placement.lanes) > 1 else ():
-            yield (_side(one, share), one), (_side(two, share), two)
-        return
-    for first, second in itertools.combinations(placement.lanes, 2):
-        for names in itertools.product(first.members, second.members):
-            one, two = (by_name[name] for name in names)
-            yield (_side(one, first.share), one), (_side(two, second.share), two)
-
-
-def _side(subject: Subject, share: int) -> Side:
-    of = features.at_share(subject.features, share)
-    return Side(subject.name, subject.architecture or subject.of, share, of)
 
 
 def _address(store: str | StoreAddress) -> StoreAddress:

@@ -348,13 +348,23 @@ class Callbacks(QuietProgress):
             self._on_warning(sentence)
 
 
+def require_known(options: Mapping[str, Any], kind: type, what: str) -> None:
+    """Raise TypeError for the first option that a kind of options has not."""
+    from tunerd.settings.problems import did_you_mean
+
+    allowed = kind.__annotations__.keys()
+    for name in options:
+        if name not in allowed:
+            hint = did_you_mean(name, allowed)
+            raise TypeError(f"tunerd has no option {name} for {what}; {hint}")
+
+
 def _settings(given: Path | Graph, options: TuneOptions) -> TuneSettings:
     from tunerd.cluster.job import cluster_address, require_kept
     from tunerd.settings import TuneSettings
     from tunerd.settings.option import checked
 
-    if unknown := options.keys() - TuneOptions.__annotations__.keys():
-        raise TypeError(f"tunerd has no option {', '.join(sorted(unknown))} for a tuning")
+    require_known(options, TuneOptions, "a tuning")
     path = given if isinstance(given, Path) else Path(given.file_name)
     values: dict[str, Any] = {"model": path, **options}
     values["address"] = cluster_address(options.get("address"))

@@ -61,6 +61,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.errors import InputError
+from tunerd.system.text import reason_of
 from tunerd.vocabulary import unit_name
 
 FORMAT_VERSION = 3
@@ -273,7 +274,7 @@ def _sha256_or_refuse(path: Path) -> str:
             raise OSError(0, "no plain file")  # a pipe would wait for its writer
         return sha256_of(path)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = reason_of(error)
         raise LoadError(f"{path} cannot be read ({reason}); copy the whole folder") from None
 
 
@@ -283,16 +284,17 @@ _UNREADABLE = (OSError, ValueError, TypeError, KeyError, RecursionError)
 def _read_json(folder: Path) -> Any:
     path = folder / MANIFEST
     if not path.is_file():
-        raise LoadError(
-            f"{folder} holds no {MANIFEST}; give the artifact folder that `tunerd tune` names"
-        )
+        found = f"{folder} holds no {MANIFEST}"
+        if not folder.is_dir():
+            found = f"{folder} is no folder" if folder.exists() else f"there is no folder {folder}"
+        raise LoadError(f"{found}; give the artifact folder that `tunerd tune` names")
     if path.stat().st_size > MAX_JSON_BYTES:
         raise ValueError(f"over {MAX_JSON_BYTES >> 20} MiB")
     return json.loads(path.read_bytes())
 
 
 def _damaged(folder: Path, error: BaseException) -> LoadError:
-    reason = getattr(error, "strerror", None) or error
+    reason = reason_of(error)
     return LoadError(
         f"{folder / MANIFEST} cannot be read ({reason}); it is damaged, so tune again or copy the "
         "folder again"

@@ -8,6 +8,7 @@ from pathlib import Path
 from tunerd.cli.options import AsJson, Debug
 from tunerd.errors import FolderError
 from tunerd.settings.studies import BenchSettings
+from tunerd.system.text import reason_of
 
 
 def bench(settings: BenchSettings, json: AsJson = False, debug: Debug = False) -> int:
@@ -41,5 +42,5 @@ def _write(to: Path, text: str) -> None:
     try:
         to.write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = reason_of(error)
         raise FolderError(f"--to {to} cannot be written: {reason}; name another file") from None

@@ -29,6 +29,7 @@ class _Colocate(Group):
 app = typer.Typer(
     help="Run several models on one device: plan who gets what, check a plan, or bench it. "
     "Or place models and tuning runs on several devices.\n\n"
+    "`tunerd colocate MIX.yaml` is short for `tunerd colocate plan MIX.yaml`.\n\n"
     "Policies: time, streams, space, ordered, regulated, space-time.",
     no_args_is_help=True,
     rich_markup_mode=MARKUP,
@@ -95,8 +96,8 @@ def plan(
     plan for `check`, `bench` and the engine, or that one after another is best, or that they do not
     fit, and why. The same command in the same folder goes on where it stopped.
 
-    Exit code 0: it fits. 1: it does not. 2: not enough was measured. 3: a promise was not kept when
-    the plan was run.
+    Exit code 0: it fits. 1: it does not. 2: not enough was measured, as in a first dry run. 3: a
+    promise was not kept when the plan was run.
     """
     from tunerd import api
     from tunerd.errors import ExitCode

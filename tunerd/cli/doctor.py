@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tunerd.doctor.checks import Finding
 
-_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+_COLOURS = {"ok": "green", "warn": "yellow", "-": "dim", "fail": "red"}
 
 
 def doctor(json: AsJson = False) -> int:

@@ -1,4 +1,7 @@
-"""The one place that turns exceptions into a sentence on stderr and an exit code."""
+"""The one place that turns exceptions into a sentence on stderr and an exit code.
+
+Notes of an exception, as where logs are kept, end the sentence.
+"""
 
 from __future__ import annotations
 
@@ -72,6 +75,7 @@ def reported(*, debug: bool = False, as_json: bool = False) -> Iterator[None]:
         if isinstance(error, GeneratorExit):
             raise
         code, message = _described(error, debug)
+        message = "; ".join([message, *getattr(error, "__notes__", ())])
         if debug:
             with suppress(OSError):
                 traceback.print_exception(error, file=sys.stderr)
@@ -108,6 +112,12 @@ def _usage(error: BaseException) -> str | None:
     describe: Any = getattr(error, "format_message", None)
     if describe is None:
         return None
+    from pydantic import ValidationError
+
+    from tunerd.settings.problems import said_of
+
+    if isinstance(error.__cause__, ValidationError):  # which typer quotes as pydantic says it
+        error.message = said_of(error.__cause__.errors()[0])  # type: ignore[attr-defined]
     context: Any = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "tunerd"
     if type(error).__name__ == "NoArgsIsHelpError":

@@ -12,22 +12,43 @@ from typer.core import TyperCommand, TyperGroup
 MARKUP: Final = "markdown"  # of help; in rich's own, "[default: ...]" is markup and left out
 
 
-class _PlainFlags:
-    """Leaves out `<bool>`, which typer writes behind a flag as behind one that takes a value."""
+class _PlainHelp:
+    """Leaves out `<bool>`, which typer writes behind a flag as behind one that takes a value.
+
+    Arguments are in capitals, also in the usage line: `MODEL`, `[RECIPE]`, `RUN...`.
+    """
 
     def get_params(self, ctx: Any) -> Any:
         params = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
             if getattr(param, "is_flag", False):
                 param.metavar = ""
+            elif param.param_type_name == "argument" and param.metavar is None:
+                param.metavar = str(param.name).upper()
         return params
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        shown = {
+            piece: _in_usage(param)
+            for param in self.get_params(ctx)
+            if param.param_type_name == "argument"
+            for piece in param.get_usage_pieces(ctx)
+        }
+        pieces = super().collect_usage_pieces(ctx)  # type: ignore[misc]
+        return [shown.get(piece, piece) for piece in pieces]
 
-class Command(_PlainFlags, TyperCommand):
+
+def _in_usage(argument: Any) -> str:
+    name = str(argument.metavar).removesuffix("...")
+    shown = name if argument.required else f"[{name}]"
+    return shown if argument.nargs == 1 else f"{shown}..."
+
+
+class Command(_PlainHelp, TyperCommand):
     pass
 
 
-class Group(_PlainFlags, TyperGroup):
+class Group(_PlainHelp, TyperGroup):
     pass
 
 

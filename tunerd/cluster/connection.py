@@ -65,9 +65,9 @@ class Connection:
                     join(ray, address, run)
                     self.daemons = raylet_at(self._own_raylet_socket())
             has_started()
-        except BaseException:
+        except BaseException as error:
             if self.folder is not None:
-                self.keep_logs()
+                self.keep_logs(error)
             self._stack.close()
             raise
 
@@ -91,24 +91,31 @@ class Connection:
 
         return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
-    def keep_logs(self) -> None:
-        """Keep the cluster's logs, of a run that had a problem, and log where they are."""
-        if kept := self._keep_logs():
-            log.error("the run had a problem%s", kept)
+    def keep_logs(self, error: BaseException | None) -> None:
+        """Keep the cluster's logs, of a run that had a problem, and say where they are.
+
+        error: what ends the run, which gets it as a note; without one it is logged.
+        """
+        if not (kept := self._keep_logs()):
+            return
+        if error is None:
+            log.warning("the run lost a worker; %s", kept)
+        elif kept not in getattr(error, "__notes__", ()):
+            error.add_note(kept)
 
     def close(self) -> None:
         self._stack.close()
 
     def _keep_logs(self) -> str:
-        """Keep the cluster's logs and say where, as the end of a sentence."""
+        """Keep the cluster's logs and say where; "" where there are none."""
         if self.folder is None:
-            return "; see the logs of Ray on its nodes, in /tmp/ray/session_latest/logs by default"
+            return "see the logs of Ray on its nodes, in /tmp/ray/session_latest/logs by default"
         try:
             if self._logs is None or not self.folder.keep_logs(self._logs):
                 return ""
         except OSError as error:  # which may be the very problem that ends the run
-            return f"; the logs of Ray cannot be kept in {self._logs}: {error.strerror}"
-        return f"; the logs of Ray and its workers are in {self._logs}"
+            return f"the logs of Ray cannot be kept in {self._logs}: {error.strerror}"
+        return f"the logs of Ray and its workers are in {self._logs}"
 
     def _own_raylet_socket(self) -> str:
         own = self.node_id

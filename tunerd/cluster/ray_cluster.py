@@ -454,5 +454,5 @@ class Cluster:
     ) -> None:
         stopped = error is None or isinstance(error, Interrupted | KeyboardInterrupt)
         if self._lost_one or not stopped:
-            self._connection.keep_logs()
+            self._connection.keep_logs(None if stopped else error)
         self.close()

@@ -40,7 +40,6 @@ Who reads it needs none of the places, policies or models.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,12 +48,12 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from tunerd.colocation.documents import PLAN, Part, absolute, read_yaml, sentence, validated
 from tunerd.errors import InputError
 from tunerd.settings import texts
 from tunerd.system.files import write_whole
 
 VERSION = 1
-MAX_BYTES = 1 << 20
 ONE_TENANT = "default"
 _PERCENT = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,3})?)\s*%")
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -74,10 +73,6 @@ def _load(value: Any) -> Any:
     if isinstance(value, str) and _PERCENT.fullmatch(value):
         return {"kind": "poisson", "of_capacity": value}
     return value
-
-
-class Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Member(Part):
@@ -254,11 +249,7 @@ class Plan(Part):
     def read(cls, path: Path | str) -> Self:
         """Read a plan; InputError says what is wrong in it, and what to do."""
         path = Path(path)
-        document = read_yaml(path, "plan", "members")
-        try:
-            plan = cls.model_validate(document)
-        except ValidationError as error:
-            raise InputError(f"{path}: {sentence(error)}") from None
+        plan = validated(cls, read_yaml(path, PLAN), path, PLAN)
         return plan._moved(path.absolute().parent)
 
     def with_load(self, changes: Mapping[str, Any]) -> Self:
@@ -269,7 +260,7 @@ class Plan(Part):
         try:
             load = LoadChoice.model_validate(said)
         except ValidationError as error:
-            raise InputError(f"load: {sentence(error)}") from None
+            raise InputError(f"load: {sentence(error, LoadChoice)}") from None
         return self.model_copy(update={"load": load})
 
     def write(self, path: Path) -> None:
@@ -307,47 +298,5 @@ def shares_of(members: Sequence[Member]) -> dict[str, int]:
     return {member.name: member.share or equal for member in members}
 
 
-def read_yaml(path: Path, what: str, key: str) -> dict[str, Any]:
-    """Return the document of a file that a person wrote; InputError where it is no `what`.
-
-    key: one that it must have.
-    """
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path} is over {MAX_BYTES >> 10} KiB, and no {what}")
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path} cannot be read: {reason}; give a {what}, a YAML file") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise InputError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(document, dict):
-        raise InputError(f"{path} is no {what}: it has no key `{key}`")
-    return document
-
-
-def absolute(path: Path, folder: Path) -> Path:
-    return Path(os.path.normpath(folder / path.expanduser()))
-
-
 def _relative(path: Path, folder: Path) -> str:
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
-
-
-def sentence(error: ValidationError, what: str = "plan") -> str:
-    """Return what is wrong in a document, and where, as a sentence."""
-    first = error.errors(include_url=False)[0]
-    where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"])
-    where = where.lstrip(".")
-    match first["type"]:
-        case "missing":
-            said = "is missing"
-        case "extra_forbidden":
-            said = f"is no key of a {what}; see `tunerd colocate --help`"
-        case "value_error":
-            said = str(first["ctx"]["error"])
-        case "literal_error":
-            said = f"'{first['input']}' is not one of {first['ctx']['expected']}"
-        case _:
-            said = re.sub(r"^Input s", "s", first["msg"])
-    return f"{where}: {said}" if where else said

@@ -45,6 +45,7 @@ print(targets.cpu_target_json(1).json)
 class Status(StrEnum):
     OK = "ok"
     WARN = "warn"  # works, or is needed for some uses only
+    UNUSED = "-"  # of GPUs, where there is none
     FAIL = "fail"  # nothing can be tuned
 
 
@@ -227,7 +228,7 @@ def _dashboard(_: HostFacts) -> Iterator[Finding]:
 def _gpus(facts: HostFacts) -> Iterator[Finding]:
     if facts.no_gpu and not facts.failed_gpus:
         fact = f"none: {facts.no_gpu}"
-        yield Finding("GPU", Status.WARN, fact, "nothing, to tune for CPUs (--cpu-pct)")
+        yield Finding("GPU", Status.UNUSED, fact, "nothing, to tune for CPUs (--cpu-pct)")
         return
     fact = f"{facts.driver}, supports CUDA {facts.cuda_version}"
     yield Finding("driver", Status.OK, fact)
@@ -263,14 +264,15 @@ def _cuda_libraries(facts: HostFacts) -> Iterator[Finding]:
     elif facts.gpus:
         yield Finding("CUDA libraries", Status.FAIL, missing, fix)
     else:
-        yield Finding("CUDA libraries", Status.WARN, missing, f"only for GPUs: {fix}")
+        yield Finding("CUDA libraries", Status.UNUSED, missing, f"only for GPUs: {fix}")
 
 
-def _kernel_libraries(_: HostFacts) -> Iterator[Finding]:
+def _kernel_libraries(facts: HostFacts) -> Iterator[Finding]:
     for package in PACKAGES.values():
         if lacking := missing(package.name):
             use = f"only for --libraries {package.name}, and for artifacts that it gave kernels"
-            yield Finding(package.title, Status.WARN, f"not needed: {use}", lacking)
+            status = Status.WARN if facts.gpus or facts.failed_gpus else Status.UNUSED
+            yield Finding(package.title, status, f"not needed: {use}", lacking)
         else:
             yield Finding(package.title, Status.OK, wheel_version(package.name) or "found")
 

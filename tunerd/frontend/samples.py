@@ -10,6 +10,7 @@ import numpy as np
 
 from tunerd.errors import InputError
 from tunerd.system.arrays import Array, verification_inputs
+from tunerd.system.text import reason_of
 from tunerd.vocabulary import Arrays, TensorSpec
 
 MOST_SAMPLES = 16  # of those that are given, the first; each is run in ONNX Runtime
@@ -49,6 +50,8 @@ def read_samples(
 
 
 def _read(path: Path, known: Mapping[str, TensorSpec]) -> list[Arrays]:
+    if not path.exists():
+        raise InputError(f"there is no file {path}; give inputs, an .npz file or a folder of such")
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
     if not files:
         raise InputError(
@@ -71,8 +74,8 @@ def _of_file(path: Path, known: Mapping[str, TensorSpec]) -> list[Arrays]:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
         raise InputError(
-            f"{path} cannot be read as inputs ({error}); write it with numpy.savez, its arrays "
-            f"named {', '.join(known)}"
+            f"{path} cannot be read as inputs ({reason_of(error)}); write it with numpy.savez, "
+            f"its arrays named {', '.join(known)}"
         ) from None
     if strange := sorted(arrays.keys() - known.keys()):
         raise InputError(

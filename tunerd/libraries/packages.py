@@ -65,7 +65,10 @@ def load(name: str) -> ctypes.CDLL:
     """Load a library into this process, or raise MissingLibraryError."""
     package = PACKAGES[name]
     for needed in package.needs:
-        load(needed)
+        try:
+            load(needed)
+        except MissingLibraryError as error:
+            raise MissingLibraryError(_without(package, str(error))) from None
     for path in _places(package):
         with contextlib.suppress(OSError):
             found = ctypes.CDLL(path)
@@ -98,8 +101,8 @@ def missing(name: str) -> str | None:
     """Say what to install to have a library, None where it is there. A wheel's is not loaded."""
     package = PACKAGES[name]
     if lacking := next(filter(None, map(missing, package.needs)), None):
-        return lacking
-    if wheel_version(name) and any(map(Path.is_file, _in_wheels(package))):
+        return _without(package, lacking)
+    if _is_in_wheel(package):
         return None
     try:
         load(name)
@@ -121,6 +124,17 @@ def missing_text(package: Package, found: str) -> str:
         f"{package.title} {version_text(package.least)} or newer is needed, and {found}: "
         f"pip install {package.wheel}, or {install_command('libraries')}"
     )
+
+
+def _without(package: Package, lacking: str) -> str:
+    """Say what to install where what a library needs is lacking."""
+    if _is_in_wheel(package):
+        return f"{package.title} is here, and needs another library: {lacking}"
+    return missing_text(package, f"{package.soname} is not found here, nor is what it needs")
+
+
+def _is_in_wheel(package: Package) -> bool:
+    return bool(wheel_version(package.name)) and any(map(Path.is_file, _in_wheels(package)))
 
 
 def _version_of(library: ctypes.CDLL, package: Package) -> int:

@@ -89,9 +89,10 @@ def _require_file(path: Path) -> None:
                 f"{path.parent} has a run for each of several sizes; give the folder of one: "
                 f"{', '.join(str(run.parent) for run in runs)}"
             )
+        lacks = f"has no {path.name}" if path.parent.is_dir() else "does not exist"
         raise FolderError(
-            f"{path.parent} is {what}: it has no {path.name}; give the folder that `tunerd tune` "
-            "wrote with --out"
+            f"{path.parent} is {what}: it {lacks}; give the folder that `tunerd tune` wrote with "
+            "--out"
         )
 
 

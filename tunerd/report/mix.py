@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -23,6 +24,7 @@ from tunerd.report.view import Grid, Items, Plot, Section, View, caption
 from tunerd.system.text import (
     UNKNOWN,
     count_text,
+    duration_text,
     percent_text,
     ratio_texts,
     secs_text,
@@ -55,6 +57,9 @@ def mix_table(found: PlannedMix, *, is_dry: bool = False) -> RenderableType:
     if answer.to_measure:
         parts += ["", Text("Not measured yet:", style="bold")]
         parts += [Text(f"  {what}") for what in answer.to_measure]
+    if is_dry and answer.to_measure:
+        takes = duration_text(60 * math.ceil(found.lacking_secs / 60))
+        parts.append(Text(f"next      the same command without --dry-run, about {takes} in all"))
     if proof is not None:
         parts += ["", Text(proof_text(proof), style="bold"), table(_proof(proof))]
     if found.plan is not None and not is_dry:
@@ -81,6 +86,8 @@ def mix_json(found: PlannedMix) -> dict[str, Any]:
         "pairs": [to_json(pair) for pair in found.pairs.measured],
         "no_estimate": found.no_estimate,
         "notes": list(found.notes),
+        "left_out": list(found.left_out),
+        "lacking_secs": found.lacking_secs,
     }
     if answer.searched is not None:
         searched = answer.searched
@@ -196,6 +203,7 @@ def _sentences(found: PlannedMix) -> list[str]:
         said.append(f"Measured: {count_text(sum(points.values()), 'point')} of curves ({counts}).")
         known = [*found.curves, *found.pairs.measured]
         said.append(origins_text(point.origin for point in known))
+    said += [f"{each}." for each in found.left_out]
     said += [f"The team's store: {note}." for note in found.notes]
     chosen = answer.chosen
     if chosen is not None:

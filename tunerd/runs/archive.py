@@ -17,6 +17,7 @@ from tunerd.errors import FolderError
 from tunerd.records.paths import Paths
 from tunerd.records.schema import STORE_NAME
 from tunerd.records.sqlite import check_integrity, copy_snapshot
+from tunerd.system.text import reason_of
 
 MAX_BYTES = 64 << 30
 MAX_MEMBERS = 200_000
@@ -63,7 +64,7 @@ def unpack(
             with open(file, "rb") as packed, gzip.open(_gzipped(packed)) as stream:
                 _extract(stream, whole, file=file, max_bytes=max_bytes, max_members=max_members)
         except (OSError, EOFError, ValueError, zlib.error, tarfile.TarError) as error:
-            reason = getattr(error, "strerror", None) or error
+            reason = reason_of(error)
             raise FolderError(
                 f"{file} cannot be unpacked: {reason}; give a file that `tunerd records pack` wrote"
             ) from error
@@ -165,7 +166,7 @@ def require_new(target: Path) -> None:
     try:
         taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = reason_of(error)
         raise FolderError(f"{target} cannot be used: {reason}; choose another place") from error
     if taken or not target.name:
         raise FolderError(f"{target} exists; nothing was written: choose a new place")

@@ -162,6 +162,9 @@ def names_in(root: Path) -> set[str]:
 def _unwritable(root: Path, error: OSError) -> FolderError:
     if error.errno in files.ERRNOS:
         return files.disk_error(root, error)
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        file = next((each for each in (root, *root.parents) if each.is_file()), root)
+        return FolderError(f"{file} is a file, and no folder; choose a folder of yours with --out")
     return FolderError(
         f"the folder {root} cannot be written: {error.strerror or error}; choose a folder of yours "
         "with --out"

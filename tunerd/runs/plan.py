@@ -36,7 +36,7 @@ _CORE_SECS_PER_TRIAL = {"llvm": 0.15, "cuda": 0.6}
 _SLICE_SECS_PER_TRIAL = {"llvm": 0.06, "cuda": 0.06}
 # As a process with one captured model holds (`colocation.places.base`), and what rotates.
 _CONTEXT_BYTES = 1 << 30
-_FIXED_SECS = {"llvm": 60.0, "cuda": 60.0}  # start-up, finalists, artifact, verification
+FIXED_SECS = {"llvm": 60.0, "cuda": 60.0}  # start-up, finalists, artifact, verification
 
 
 @dataclass(frozen=True)
@@ -91,15 +91,13 @@ class RunPlan:
         settings, layout = self.settings, self.layout
         kind = layout.target.kind
         if settings.trials is None:
-            return (
-                None if settings.budget_secs is None else settings.budget_secs + _FIXED_SECS[kind]
-            )
+            return None if settings.budget_secs is None else settings.budget_secs + FIXED_SECS[kind]
         cores = sum(t.cpus for t in layout.tuners)
         building = settings.trials * _CORE_SECS_PER_TRIAL[kind] / cores
         measuring = settings.trials * _SLICE_SECS_PER_TRIAL[kind] / len(layout.slices)
         shares_cores = any(s.lane is not None for s, _ in layout.slices)
         work = building + measuring if shares_cores else max(building, measuring)
-        return min(work, settings.budget_secs or work) + _FIXED_SECS[kind]
+        return min(work, settings.budget_secs or work) + FIXED_SECS[kind]
 
     def require_folder(self) -> None:
         """Raise FolderError where the settings' folder is not this run's to begin or go on in."""

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from tunerd.errors import InputError
+from tunerd.settings.problems import said_of
 
 _Settings = TypeVar("_Settings", bound=BaseModel)
 
@@ -147,19 +148,7 @@ def problem_of(error: ValidationError, model: type[BaseModel]) -> tuple[Key | No
     first = error.errors(include_url=False)[0]
     names = {key.field: key for key in keys_of(model)}
     key = names.get(str(first["loc"][0])) if first["loc"] else None
-    match first["type"]:
-        case "missing":
-            return key, "is missing"
-        case "value_error":
-            return key, str(first["ctx"]["error"])
-        case "literal_error":
-            allowed = first["ctx"]["expected"].replace(" or ", ", ")
-            return key, f"'{first['input']}' is not one of {allowed}"
-        case "int_parsing" | "float_parsing":
-            kind = "whole number" if first["type"] == "int_parsing" else "number"
-            return key, f"'{first['input']}' is not a {kind}"
-        case _:
-            return key, f"{first['input']}: {first['msg']}"
+    return key, said_of(first)
 
 
 def with_environment(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,10 @@ def disk_errors_said(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in ERRNOS:
             raise
-        raise disk_error(folder, error) from error
+        said = disk_error(folder, error)
+        for note in getattr(error, "__notes__", ()):
+            said.add_note(note)
+        raise said from error
 
 
 def disk_error(folder: Path, error: OSError) -> DiskError:

@@ -27,6 +27,13 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
+def reason_of(error: BaseException) -> str:
+    """Return why something cannot be read or written, without a number or a bare key."""
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    return str(getattr(error, "strerror", None) or error)
+
+
 def is_known(value: float | None) -> bool:
     """Say whether `value` is a number that can be shown: neither None nor infinite nor NaN."""
     return value is not None and math.isfinite(value)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tunerd.colocation.plan import LoadChoice, Member
 from tunerd.errors import InputError
+from tunerd.system.text import reason_of
 
 # Of bursts: one in each period. The mean rate is the plan's, whatever `burst_times` is.
 BURST_PERIOD_SECS, BURST_SECS = 2.0, 0.2
@@ -68,7 +69,7 @@ def read_trace(path: Path, members: Sequence[Member]) -> list[Arrival]:
                 if len(found) > _MAX_ARRIVALS:
                     raise InputError(f"{path} has more than {_MAX_ARRIVALS:,} arrivals")
     except (OSError, ValueError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = reason_of(error)
         raise InputError(f"{path} cannot be read: {reason}; give a CSV file") from None
     return sorted(found)
 

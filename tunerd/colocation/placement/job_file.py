@@ -28,14 +28,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from tunerd.colocation.artifacts import needed_memory
+from tunerd.colocation.documents import JOBS, Part, absolute, read_yaml, validated
 from tunerd.colocation.placement.values import Job
-from tunerd.colocation.plan import Name, Part, absolute, read_yaml, sentence
+from tunerd.colocation.plan import Name
 from tunerd.colocation.planning.features import architecture_of, features_of
 from tunerd.colocation.planning.pairs import Side
-from tunerd.errors import InputError
 from tunerd.settings import texts
 
 GIB = 1 << 30
@@ -168,10 +168,7 @@ class JobFile(Part):
     def read(cls, path: Path | str) -> Self:
         """Read a file of jobs; InputError says what is wrong in it, and what to do."""
         path = Path(path)
-        try:
-            found = cls.model_validate(read_yaml(path, "file of jobs", "jobs"))
-        except ValidationError as error:
-            raise InputError(f"{path}: {sentence(error, 'file of jobs')}") from None
+        found = validated(cls, read_yaml(path, JOBS), path, JOBS)
         folder = Path(os.path.abspath(path.parent))
 
         def moved(given: Path | None) -> Path | None:

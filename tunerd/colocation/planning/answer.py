@@ -151,14 +151,19 @@ def plan_of(answer: Answer, mix: Mix, subjects: Sequence[Subject]) -> Plan:
         members=members,
         load=LoadChoice(
             kind=mix.load.kind,
-            duration=mix.load.duration or _telling_secs(mix),
+            duration=proof_secs(mix),
             rounds=mix.load.rounds,
         ),
     )
 
 
-def _telling_secs(mix: Mix) -> float:
-    """Return how long a load lasts in which each member's percentile can be told, within bounds."""
+def proof_secs(mix: Mix) -> float:
+    """Return how long a round of the proof lasts.
+
+    As the mix says, or so long that each member's percentile can be told, within bounds.
+    """
+    if mix.load.duration is not None:
+        return mix.load.duration
     counted = 1 - 2 * TRIM
     longest = max(samples_needed(entry.percentile) / entry.rate for entry in mix.members)
     low, high = _PROOF_SECS

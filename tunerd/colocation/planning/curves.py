@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from tunerd.errors import InputError
+from tunerd.system.text import reason_of
 from tunerd.vocabulary.verdict import Interval
 
 
@@ -110,7 +111,7 @@ def read_points(path: Path) -> list[Point]:
         origin = Origin(str(path))
         return [replace(point_of(entry), origin=origin) for entry in json.loads(path.read_bytes())]
     except (OSError, ValueError, TypeError, KeyError, ValidationError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = reason_of(error)
         raise InputError(f"{path} cannot be read: {reason}; give measured points in JSON") from None
 
 

@@ -78,6 +78,11 @@ def key_of(model: Served, models: Sequence[Served], device: str) -> Key:
     return model.architecture, device, model.rate, sum(each.rate for each in models)
 
 
+def load_secs(slowest: float) -> float:
+    """Return how long models are served, the slowest with so many requests per second."""
+    return min(_MOST_SECS, max(_LEAST_SECS, _REQUESTS / slowest))
+
+
 def measure(
     models: Sequence[Served], *, device: str, like: Plan, say: Callable[[str], None]
 ) -> dict[str, EngineCost]:
@@ -92,9 +97,7 @@ def measure(
             "members": tuple(members),
             "order": (),
             "policy": PolicyChoice(kind="time"),
-            "load": LoadChoice(
-                kind="poisson", duration=min(_MOST_SECS, max(_LEAST_SECS, _REQUESTS / slowest))
-            ),
+            "load": LoadChoice(kind="poisson", duration=load_secs(slowest)),
         }
     )
     (rounds,) = bench(plan, (), say).rounds

@@ -40,18 +40,10 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from tunerd.colocation.plan import (
-    ONE_TENANT,
-    Name,
-    Part,
-    PlaceKind,
-    absolute,
-    read_yaml,
-    sentence,
-)
-from tunerd.errors import InputError
+from tunerd.colocation.documents import MIX, Part, absolute, read_yaml, validated
+from tunerd.colocation.plan import ONE_TENANT, Name, PlaceKind
 from tunerd.settings import texts
 from tunerd.system.store_address import StoreAddress
 
@@ -153,15 +145,12 @@ class Mix(Part):
     def read(cls, path: Path | str) -> Self:
         """Read a mix; InputError says what is wrong in it, and what to do."""
         path = Path(path)
-        document: dict[str, Any] = read_yaml(path, "mix", "members")
+        document: dict[str, Any] = read_yaml(path, MIX)
         folder = path.absolute().parent
         file = re.match("sqlite:///(.+)", str(document.get("store")))
         if file is not None:
             document["store"] = f"sqlite:///{absolute(Path(file[1]), folder)}"
-        try:
-            mix = cls.model_validate(document)
-        except ValidationError as error:
-            raise InputError(f"{path}: {sentence(error, 'mix')}") from None
+        mix = validated(cls, document, path, MIX)
 
         def moved(given: Path | None) -> Path | None:
             return None if given is None else absolute(given, folder)

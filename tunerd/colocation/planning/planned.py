@@ -31,6 +31,8 @@ class PlannedMix:
     pairs: Pairs
     no_estimate: str  # why pairs are not estimated, "" where they are
     notes: tuple[str, ...] = ()  # of the team's store
+    left_out: tuple[str, ...] = ()  # shares that are not tried, and why
+    lacking_secs: float = 0.0  # about how long all takes that is not measured yet, and a proof
 
     @property
     def report(self) -> Path:

@@ -27,6 +27,7 @@ from tunerd.records.paths import Paths
 from tunerd.records.schema import STORE_NAME
 from tunerd.stats.gate import Timing
 from tunerd.system.store_address import StoreAddress
+from tunerd.system.text import reason_of
 from tunerd.vocabulary import (
     CapProof,
     Measurement,
@@ -109,7 +110,7 @@ def _load(source: str, *, except_run: str = "") -> Side:
         if (folder / MANIFEST).is_file():
             return _side_of_artifact(source, folder)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = reason_of(error)
         raise InputError(f"{source} cannot be read: {reason}; {_WANTED}") from error
     raise InputError(f"{source} is no run folder and no artifact; {_WANTED}")
 

@@ -30,6 +30,7 @@ from tunerd.studies.profile.measuring import Effort
 from tunerd.studies.profile.plan import WHOLE, plan_shares
 from tunerd.studies.profile.profile import Profile, at_share, profile
 from tunerd.studies.profile.subject import Subject, subject_of_artifact, subject_of_model
+from tunerd.system.text import reason_of
 from tunerd.vocabulary import to_json
 from tunerd.vocabulary.verdict import Answer, Verdict
 
@@ -165,7 +166,7 @@ def _chosen_before(settings: TuneSettings, path: Path, subject: Subject) -> Choi
         choice = typed.of_kind(Choice, json.loads(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise FolderError(
-            f"{path} cannot be read ({error}); choose another folder with --out"
+            f"{path} cannot be read ({reason_of(error)}); choose another folder with --out"
         ) from None
     asked = (subject.digest, settings.slice_kind, settings.slo_ms)
     if (choice.model_digest, choice.slice_kind, choice.slo_ms) != asked:

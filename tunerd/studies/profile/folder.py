@@ -23,6 +23,7 @@ from tunerd.runs.folder import locked, names_in
 from tunerd.studies.profile.curve import Visit
 from tunerd.system.files import disk_errors_said, write_whole
 from tunerd.system.jsonl import Journal
+from tunerd.system.text import reason_of
 from tunerd.vocabulary import CapProof, Conditions, to_json
 
 _FORMAT = 1
@@ -129,7 +130,7 @@ def _require_same(path: Path, wanted: Mapping[str, Any]) -> None:
         before = dict(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
         raise FolderError(
-            f"{path} cannot be read ({error}); profile into another folder with --out"
+            f"{path} cannot be read ({reason_of(error)}); profile into another folder with --out"
         ) from None
     for key, value in json.loads(json.dumps(wanted)).items():
         if before.get(key) != value:

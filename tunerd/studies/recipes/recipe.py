@@ -6,7 +6,6 @@ again, and on the command line last of all. `null` takes back what was said befo
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
 import os
@@ -20,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from tunerd.errors import InputError
 from tunerd.settings.option import Key, Option, keys_of, problem_of, with_environment
+from tunerd.settings.problems import did_you_mean
 from tunerd.settings.studies import COMMANDS, CompareSettings, PreflightSettings
 from tunerd.studies.recipes import document
 from tunerd.studies.recipes.document import Place, Value
@@ -97,7 +97,7 @@ class Recipe:
         for name in names:
             if name not in known:
                 raise InputError(
-                    f"--only {name}: {self.path} has no such run; {did_you_mean(name, known)}"
+                    f"--only {name}: {self.path} has no such run; {_meant(name, known)}"
                 )
         return tuple(run for run in self.runs if {run.name, run.entry} & set(names))
 
@@ -129,11 +129,8 @@ def plan_recipe(
     return Recipe(path, before, tuple(runs))
 
 
-def did_you_mean(word: str, allowed: Iterable[str]) -> str:
-    """Return what to do about an unknown word: the likely one, or all that are allowed."""
-    known = sorted(allowed)
-    near = difflib.get_close_matches(word.lower().replace("_", "-").lstrip("-"), known, n=1)
-    return f"did you mean {near[0]}?" if near else f"allowed are {', '.join(known)}"
+def _meant(word: str, allowed: Iterable[str]) -> str:
+    return did_you_mean(word.lower().replace("_", "-").lstrip("-"), allowed)
 
 
 # --- what is said ------------------------------------------------------------------------------
@@ -146,11 +143,7 @@ def _known(what: str, value: Value, keys: Sequence[Key], sections: Sequence[str]
     for word, inner in said.items():
         if word not in allowed:
             is_elsewhere = word in (RUNS, GATE, PREFLIGHT) and sections
-            hint = (
-                "it belongs at the top of the recipe"
-                if is_elsewhere
-                else did_you_mean(word, allowed)
-            )
+            hint = "it belongs at the top of the recipe" if is_elsewhere else _meant(word, allowed)
             subject = f"there is no key {word}" if sections else f"{what} has no key {word}"
             raise _key_place(inner).error(f"{subject}; {hint}")
     for section, its_keys in ((GATE, GATE_KEYS), (PREFLIGHT, keys_of(PreflightSettings))):
