@@ -18,6 +18,7 @@ from typing import Any
 
 import tunerd
 from tunerd.colocation.artifacts import sample_inputs
+from tunerd.system.without_torch import keep_torch_from_tvm
 
 _STEP = 1 << 30  # bytes held at once
 
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--hold-gib", type=float, default=0.0)
     options = parser.parse_args()
     warnings.simplefilter("ignore", tunerd.MismatchWarning)
+    keep_torch_from_tvm()  # it has no tensors of PyTorch's, and seconds would go by
     moments = [time.monotonic()]
     model, inputs = tunerd.load(options.artifact), sample_inputs(options.artifact)
     moments.append(time.monotonic())
