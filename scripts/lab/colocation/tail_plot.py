@@ -21,7 +21,7 @@ import numpy as np
 from markupsafe import Markup
 
 from lab.colocation.figures import p99_ms
-from lab.colocation.saturation_table import latencies_of, samples_of
+from lab.colocation.saturation_table import is_batched, latencies_of, samples_of
 from lab.lab import load
 from lab.series_style import FONT, SERIES_STYLE
 from tunerd.report.scales import Scale, latency_tick_text, ticks
@@ -65,7 +65,7 @@ def dots_of(document: Mapping[str, Any]) -> list[Dot]:
     for label, rates in samples_of(document, "closed").items():
         family = 0 if label.startswith("PyTorch") else 2 if label.startswith("engine") else 1
         tail = p99_ms(latencies_of(document, label))
-        if tail is not None and ", batch " not in label:
+        if tail is not None and not is_batched(label):
             found.append(Dot(label, family, statistics.median(rates), tail / 1e3))
     return found
 
