@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from lab.colocation import tail_plot
 from lab.cpu import models_in_processes
 from lab.scaling import gpus
 from lab.start import first_trial, lowering
@@ -113,6 +114,16 @@ def test_a_table_is_what_its_script_makes_of_what_was_kept(
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     folder = kept[-1] if kept[-1].is_dir() else kept[-1].parent
     assert done.stdout == (folder / text).read_text()
+
+
+def test_the_picture_of_tails_is_what_its_script_makes_of_the_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, made = ROOT / "results" / "colocation", tmp_path / "tails.svg"
+    samples = [kept / f"{name}.json.xz" for name in ("engine-h200-last", "encoder-h200-all")]
+    monkeypatch.setattr(sys, "argv", ["tail_plot", *map(str, samples), "--out", str(made)])
+    tail_plot.main()
+    assert made.read_text() == (kept / "tails.svg").read_text()
 
 
 @pytest.mark.parametrize("part", ["", "every-batch", "seven-minutes", "h100"])
