@@ -163,7 +163,10 @@ def test_the_parts_of_a_folder_are_tables_with_answers(tmp_path: Path) -> None:
 
     said = {"value": 1.05, "low": 1.04, "high": 1.06}
     space = {
-        "result": {"against_alone": [{"member": "tenant", "p99": said}]},
+        "result": {
+            "against_alone": [{"member": "tenant", "p99": said}],
+            "joules_per_inference": 0.04287,
+        },
         "together": rounds(2100),
         "alone": {"tenant": rounds(2000)},
     }
@@ -171,7 +174,7 @@ def test_the_parts_of_a_folder_are_tables_with_answers(tmp_path: Path) -> None:
     beside = part | {"problems": {"ordered": "HostError: no"}}
     (tmp_path / "beside.json").write_text(json.dumps(beside))
     shown = tables(tmp_path)
-    assert "| space | 2.1 ms | 2 ms | 1.05 (1.04 to 1.06) | yes |" in shown
+    assert "| space | 2.1 ms | 2 ms | 1.05 (1.04 to 1.06) | yes | 0.0429 |" in shown
     assert "- ordered: HostError: no" in shown
 
 
