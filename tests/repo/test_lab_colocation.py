@@ -104,6 +104,19 @@ def test_the_table_compares_with_the_best_way_to_run_different_models() -> None:
     assert "PyTorch, vmap of 8: RuntimeError: no" in shown
 
 
+def test_folded_batch_norms_are_a_way_to_run_different_models() -> None:
+    rates = {
+        "PyTorch, 8 streams": [500.0] * 4,
+        "PyTorch, batch norms folded, 8 streams": [600.0] * 4,
+        "PyTorch, batch 8 of one model": [900.0] * 4,
+        "tuned at 12%, 8 streams": [1200.0] * 4,
+    }
+    shown = table(document(rates))
+    assert "the best of PyTorch with different models is 'PyTorch, batch norms folded" in shown
+    assert "'tuned at 12%, 8 streams' over 'PyTorch, batch norms folded, 8 streams': 2.00" in shown
+    assert len(dots_of(document(rates))) == 3
+
+
 def test_launches_of_several_are_compared_with_the_best_way_to_run_them_apart() -> None:
     turns = {"PyTorch, 8 processes without MPS": [120.0] * 4, "PyTorch, vmap of 8": [3000.0] * 4}
     launched = {"8 together, tuned at 100%, one after another": [1400.0] * 4}
@@ -150,7 +163,10 @@ def test_the_parts_of_a_folder_are_tables_with_answers(tmp_path: Path) -> None:
 
     said = {"value": 1.05, "low": 1.04, "high": 1.06}
     space = {
-        "result": {"against_alone": [{"member": "tenant", "p99": said}]},
+        "result": {
+            "against_alone": [{"member": "tenant", "p99": said}],
+            "joules_per_inference": 0.04287,
+        },
         "together": rounds(2100),
         "alone": {"tenant": rounds(2000)},
     }
@@ -158,7 +174,7 @@ def test_the_parts_of_a_folder_are_tables_with_answers(tmp_path: Path) -> None:
     beside = part | {"problems": {"ordered": "HostError: no"}}
     (tmp_path / "beside.json").write_text(json.dumps(beside))
     shown = tables(tmp_path)
-    assert "| space | 2.1 ms | 2 ms | 1.05 (1.04 to 1.06) | yes |" in shown
+    assert "| space | 2.1 ms | 2 ms | 1.05 (1.04 to 1.06) | yes | 0.0429 |" in shown
     assert "- ordered: HostError: no" in shown
 
 

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from lab.colocation import latency_table, saturation_table, tail_plot
 from lab.cpu import models_in_processes
+from lab.lab import load
 from lab.scaling import gpus
 from lab.start import first_trial, lowering
 from tests.lib import ROOT
@@ -113,6 +115,43 @@ def test_a_table_is_what_its_script_makes_of_what_was_kept(
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     folder = kept[-1] if kept[-1].is_dir() else kept[-1].parent
     assert done.stdout == (folder / text).read_text()
+
+
+def test_the_picture_of_tails_is_what_its_script_makes_of_the_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, made = ROOT / "results" / "colocation", tmp_path / "tails.svg"
+    samples = [kept / f"{name}.json.xz" for name in ("engine-h200-last", "encoder-h200-all")]
+    monkeypatch.setattr(sys, "argv", ["tail_plot", *map(str, samples), "--out", str(made)])
+    tail_plot.main()
+    assert made.read_text() == (kept / "tails.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("when", "parts", "text"),
+    [
+        ("later", ("beside", "bursts", "faults", "mixed", "replicas"), "latency-h200-later"),
+        ("last", ("faults",), "faults-h200-last"),
+    ],
+)
+def test_a_table_of_tails_is_what_its_script_makes_of_the_samples(
+    when: str, parts: tuple[str, ...], text: str, tmp_path: Path
+) -> None:
+    kept = ROOT / "results" / "colocation"
+    for part in parts:
+        document = load(kept / f"{part}-h200-{when}.json.xz")
+        (tmp_path / f"{part}.json").write_text(json.dumps(document))
+    assert latency_table.tables(tmp_path) == (kept / f"{text}.txt").read_text()
+
+
+# All latencies of these are kept; of two others every eighth.
+@pytest.mark.parametrize(
+    "name", ["engine-h200-last", "encoder-h200-all", "encoder-fp32-h200", "resnet50-fp32-h200"]
+)
+def test_a_table_of_rates_is_what_its_script_makes_of_the_samples(name: str) -> None:
+    kept = ROOT / "results" / "colocation"
+    made = saturation_table.table(load(kept / f"{name}.json.xz"))
+    assert made == (kept / f"{name}.txt").read_text()
 
 
 @pytest.mark.parametrize("part", ["", "every-batch", "seven-minutes", "h100"])

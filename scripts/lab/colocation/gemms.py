@@ -9,7 +9,7 @@ way is a CUDA graph, of one process but for one of them:
     time          cuBLAS, one after another on one stream
     space         cuBLAS on parallel streams
     processes     cuBLAS in ten clients of MPS, each with a tenth of them one after another
-    bmm           cuBLAS, one batched call over stacked matrices: the paper's space-time
+    bmm           cuBLAS, one batched call over stacked matrices; the paper's takes addresses
     super-kernel  one launch of a Triton kernel that takes its operands from a table of addresses
 
 For R = 2 to 480, in fp32 (and as asked), all ways of one R in turns, the queue never empty. Checks

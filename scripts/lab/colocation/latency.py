@@ -4,7 +4,7 @@
     PYTHONPATH=.:scripts python3 -m lab.colocation.latency --parts beside,mixed --out FOLDER
 
     beside     p99 of a tenant beside three copies that are always busy, over that alone
-    mixed      a model of some 0.3 ms beside one of some 10 ms: p99 of one, throughput of the other
+    mixed      a model of 0.19 ms beside one of 2.1 ms (H200): p99 of one, throughput of the other
     bursts     attainment at 80% of the capacity, with bursts of six times as much
     replicas   the slowest of ten replicas over the fastest
     density    how many replicas one process serves, and the memory of one more

@@ -22,6 +22,7 @@ RESHARE_SECS = 0.005
 
 Document = Mapping[str, Any]
 _FOUND = ("policies", "replicas", "rounds", "change_secs")  # of one part or another
+_ENERGY = "J an inference"  # of the whole GPU, idle power included, over those of all members
 
 
 def tables(folder: Path) -> str:
@@ -81,11 +82,17 @@ def admitted_in_time(found: Document) -> Interval:
     return Interval(met / asked, float(low), float(high))
 
 
+def _joules(found: Document) -> str:
+    joules = found["result"].get("joules_per_inference")
+    return "-" if joules is None else f"{joules:.3g}"
+
+
 # --- one function for each part ----------------------------------------------------------------
 
 
 def _against(document: Document, member: str, key: str, limit: float, what: str) -> list[str]:
-    lines = [f"| {what} | beside | alone | ratio | at most {limit:g} |", "|---|--:|--:|--:|---|"]
+    lines = [f"| {what} | beside | alone | ratio | at most {limit:g} | {_ENERGY} |"]
+    lines.append("|---|--:|--:|--:|---|--:|")
     for policy, found in document["policies"].items():
         (said,) = (a for a in found["result"]["against_alone"] if a["member"] == member)
         ratio = interval_of(said[key])
@@ -96,6 +103,7 @@ def _against(document: Document, member: str, key: str, limit: float, what: str)
         cells = ["-" if ms is None else f"{ms:.3g} ms" for ms in tails]
         cells.append("-" if ratio is None else ratio_text(ratio))
         cells.append("-" if ratio is None else str(ratio.is_within(limit)))
+        cells.append(_joules(found))
         lines.append(f"| {policy} | {' | '.join(cells)} |")
     return lines
 
@@ -120,8 +128,8 @@ def _mixed(document: Document) -> list[str]:
 def _bursts(document: Document) -> list[str]:
     lines = [
         f"| bursts | capacity, per second | answered | of all in time | of admitted | "
-        f"at least {ADMITTED:.1%} |",
-        "|---|--:|--:|--:|--:|---|",
+        f"at least {ADMITTED:.1%} | {_ENERGY} |",
+        "|---|--:|--:|--:|--:|---|--:|",
     ]
     for policy, found in document["policies"].items():
         part, result = admitted_in_time(found), found["result"]
@@ -131,6 +139,7 @@ def _bursts(document: Document) -> list[str]:
             f"{result['attainment'] or 0:.2%}",
             f"{part.value:.3%} ({part.low:.3%} to {part.high:.3%})",
             str(part.is_above(ADMITTED)),
+            _joules(found),
         ]
         lines.append(f"| {policy} | {' | '.join(cells)} |")
     return lines
@@ -138,14 +147,18 @@ def _bursts(document: Document) -> list[str]:
 
 def _replicas(document: Document) -> list[str]:
     limit = f"at most {SPREAD:.0%}"
-    lines = [f"| ten replicas | per second | their medians differ by | {limit} | rates | {limit} |"]
-    lines.append("|---|--:|--:|---|--:|---|")
+    lines = [
+        f"| ten replicas | per second | their medians differ by | {limit} | rates | {limit} | "
+        f"{_ENERGY} |",
+        "|---|--:|--:|---|--:|---|--:|",
+    ]
     for policy, found in document["policies"].items():
         cells = [f"{found['result']['per_sec']:,.0f}"]
         for spread in (spread_of, rate_spread_of):
             among = _among([spread(each) for each in found["together"]])
             cells.append(f"{among.value:.1%} ({among.low:.1%} to {among.high:.1%})")
             cells.append(str(among.is_within(SPREAD)))
+        cells.append(_joules(found))
         lines.append(f"| {policy} | {' | '.join(cells)} |")
     return lines
 

@@ -21,7 +21,7 @@ import numpy as np
 from markupsafe import Markup
 
 from lab.colocation.figures import p99_ms
-from lab.colocation.saturation_table import latencies_of, samples_of
+from lab.colocation.saturation_table import is_batched, latencies_of, samples_of
 from lab.lab import load
 from lab.series_style import FONT, SERIES_STYLE
 from tunerd.report.scales import Scale, latency_tick_text, ticks
@@ -65,7 +65,7 @@ def dots_of(document: Mapping[str, Any]) -> list[Dot]:
     for label, rates in samples_of(document, "closed").items():
         family = 0 if label.startswith("PyTorch") else 2 if label.startswith("engine") else 1
         tail = p99_ms(latencies_of(document, label))
-        if tail is not None and ", batch " not in label:
+        if tail is not None and not is_batched(label):
             found.append(Dot(label, family, statistics.median(rates), tail / 1e3))
     return found
 
@@ -147,17 +147,20 @@ def _names(dots: Sequence[Dot], axes: _Axes) -> Iterator[Markup]:
     usual = [dot for dot in dots if dot.label.endswith(_NAMED)]
     for dot in dict.fromkeys([*front(dots), *usual, *dots]):
         x, y, wide = axes.x(dot.per_sec), axes.y(dot.p99_secs), len(dot.name) * _CHARACTER
-        places = (
-            (x + 8, y - _LINE / 2), (x - 8 - wide, y - _LINE / 2),
-            (x - wide / 2, y - 8 - _LINE), (x - wide / 2, y + 8),
-        )  # fmt: skip
-        for left, top in places:
-            box = (left, top, left + wide, top + _LINE)
+        right, left = (x + 8, "start"), (x - 8 - wide, "end")
+        places = [(*side, y - _LINE / 2) for side in (right, left)]
+        places += [(x - wide / 2, "middle", y + down) for down in (-8 - _LINE, 8)]
+        places += [(*side, y + down) for down in (-2 - _LINE, 2) for side in (right, left)]
+        for start, anchor, top in places:
+            box = (start, top, start + wide, top + _LINE)
             is_inside = box[0] >= _LEFT and box[2] <= _WIDTH and box[1] >= _TOP
             if is_inside and not any(_overlap(box, other) for other in taken):
                 taken.append(box)
-                place = {"x": round(left, 1), "y": round(top + 11, 1)}
-                yield element("text", dot.name, class_=f"fill-{dot.family}", **place)
+                at_x = start + wide * {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor]
+                yield element(
+                    "text", dot.name, class_=f"fill-{dot.family}", x=round(at_x, 1),
+                    y=round(top + 11, 1), text_anchor=anchor,
+                )  # fmt: skip
                 break
 
 
