@@ -10,7 +10,8 @@ answered first.
     POST /v2/models/NAME/infer     GET /v2/models/NAME     GET /v2/health/ready     GET /metrics
 
 A request that cannot be met in time is answered with 503 and why, before it waits; the parameters
-`timeout` (microseconds) and `tenant` of a request are its deadline and whose it is.
+`timeout` (microseconds) and `tenant` of a request are its deadline and whose it is. The
+server is neither ready nor live, by 503, when the engine takes nothing any more.
 """
 
 from __future__ import annotations
@@ -60,8 +61,12 @@ def create_app(plan: Plan | Path | str) -> FastAPI:
 
     @app.get("/v2/health/live")
     @app.get("/v2/health/ready")
-    async def ready() -> dict[str, bool]:
-        return {"ready": True}  # a server that has not loaded its models takes no connection yet
+    async def ready(response: Response) -> dict[str, bool]:
+        # A server that has not loaded its models takes no connection yet. An engine that has failed
+        # takes nothing any more, and only another process helps: so it is not live either.
+        if not engine.is_open:
+            response.status_code = 503
+        return {"ready": engine.is_open}
 
     @app.get("/v2/models/{name}")
     async def describe(name: str) -> dict[str, object]:

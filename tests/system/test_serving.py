@@ -25,7 +25,7 @@ from tests.lib import ROOT
 from tests.lib.colocation_plans import artifact, inputs, plan_of
 from tests.lib.ray_processes import clean_environment
 from tunerd.artifacts.loading import load
-from tunerd.colocation import Plan
+from tunerd.colocation import Engine, Plan
 from tunerd.vocabulary import Arrays
 
 RECIPES = ROOT / "recipes" / "serving"
@@ -137,11 +137,25 @@ def test_outputs_are_chosen_by_name(client: httpx.Client) -> None:
 
 
 def test_a_model_says_what_it_takes(client: httpx.Client) -> None:
-    assert client.get("/v2/health/ready").status_code == 200
     said = client.get("/v2/models/second").json()
     assert said["inputs"][0] == {"name": "x", "datatype": "FP32", "shape": [2, 3, 8, 8]}
     assert client.get("/v2/models/third").status_code == 404
     assert client.post("/v2/models/third/infer", json={}).status_code == 404
+
+
+def test_a_server_is_ready_until_its_engine_takes_nothing_any_more(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(plan_of(root, MEMBERS, kind="time"))
+    monkeypatch.setattr(fastapi_app, "Engine", lambda _: engine)
+    with served(engine.plan) as address, httpx.Client(base_url=address, timeout=60) as http:
+        for path in ("/v2/health/live", "/v2/health/ready"):
+            answer = http.get(path)
+            assert (answer.status_code, answer.json()) == (200, {"ready": True})
+        engine.drain()
+        for path in ("/v2/health/live", "/v2/health/ready"):
+            answer = http.get(path)
+            assert (answer.status_code, answer.json()) == (503, {"ready": False})
 
 
 @pytest.mark.parametrize(
