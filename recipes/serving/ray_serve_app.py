@@ -13,14 +13,16 @@ From Python the model is chosen by the multiplexed model id, and arrays go as th
     handle = serve.get_app_handle("default").options(multiplexed_model_id="detector")
     outputs = await handle.infer.remote({"x": image})
 
-A replica whose engine takes nothing any more, as after a fault that left the GPU's context dead,
-fails its health check, and Ray starts another. One that Ray stops answers first what it has taken.
+A replica fails its health check when its engine takes nothing any more, or when one of its models
+cannot be loaded again, as after a fault that left the GPU's context dead: Ray stops it and starts
+another, which loads them all. A replica that Ray stops answers first what it has taken.
 A replica is a process and a CUDA context of its own: killed, it takes nobody along. That holds
 without MPS; behind an MPS daemon a killed client takes its neighbours along.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import open_inference
@@ -73,20 +75,27 @@ class Members:
         return JSONResponse({"detail": "POST /v2/models/NAME/infer"}, 404)
 
     def check_health(self) -> None:
-        """Raise where the engine takes nothing any more; Ray calls this again and again."""
+        """Raise where only another replica would serve all models; Ray asks again and again."""
         if not self._engine.is_open:
             raise InfrastructureError("the engine takes no requests any more")
+        if down := self._engine.stats().down:
+            raise InfrastructureError("; ".join(down.values()))
 
     async def __del__(self) -> None:
-        """Stop, when Ray has seen the last answer off."""
-        self._engine.close(drain_secs=DRAIN_SECS)
+        """Stop, when Ray has seen the last answer off. What came after that is answered as well."""
+        await asyncio.to_thread(self._engine.close, drain_secs=DRAIN_SECS)
 
 
 def build(settings: Settings) -> serve.Application:
     """Return the application of a plan."""
+    return deployment_of(settings).bind(settings.plan)
+
+
+def deployment_of(settings: Settings) -> serve.Deployment:
+    """Return what Ray is asked for: how many replicas, and what each of them takes."""
     options = {"num_gpus": settings.gpus} if settings.gpus else {"num_cpus": 1}
     return Members.options(
         num_replicas=settings.replicas,
         max_ongoing_requests=settings.in_flight,
         ray_actor_options=options,
-    ).bind(settings.plan)
+    )

@@ -1,0 +1,170 @@
+"""The recipe that serves a plan with Ray Serve: its options, its health, and what it answers."""
+# ruff: noqa: F811  fixtures are arguments
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from tests.lib import ROOT
+from tests.lib.colocation_plans import Script, artifact, inputs, plan_of
+from tests.lib.engines import (  # noqa: F401  fixtures
+    TWO,
+    WAIT_SECS,
+    engine_of,
+    result,
+    root,
+    same,
+    script,
+)
+from tests.lib.inference_requests import RECIPES, binary, outputs_of
+from tests.lib.ray_processes import clean_environment
+from tests.lib.waiting import until
+from tunerd.artifacts.loading import load
+from tunerd.colocation import Engine, MemberError, RefusedError
+from tunerd.errors import InfrastructureError
+from tunerd.vocabulary import Arrays
+
+sys.path.insert(0, str(RECIPES))
+import ray_serve_app
+
+# Ray awaits it, once; when a replica without Ray is forgotten, Python calls it.
+pytestmark = pytest.mark.filterwarnings("ignore:coroutine 'Members.__del__' was never awaited")
+MEMBERS: dict[str, dict[str, Any]] = {"first": {}, "second": {"tenants": ["shop", "press"]}}
+
+
+# --- what Ray is asked for ---------------------------------------------------------------------
+
+
+def test_a_replica_takes_a_gpu_and_holds_so_many_requests() -> None:
+    settings = ray_serve_app.Settings(plan="plan.yaml", replicas=3, in_flight=8)
+    deployment = ray_serve_app.deployment_of(settings)
+    assert deployment.ray_actor_options["num_gpus"] == 1
+    assert deployment.num_replicas == 3
+    assert deployment.max_ongoing_requests == 8
+
+
+def test_a_replica_takes_a_part_of_a_gpu_where_several_have_one() -> None:
+    settings = ray_serve_app.Settings(plan="plan.yaml", gpus=0.5)
+    assert ray_serve_app.deployment_of(settings).ray_actor_options["num_gpus"] == 0.5
+
+
+def test_a_replica_of_a_plan_for_cores_takes_no_gpu() -> None:
+    options = ray_serve_app.deployment_of(
+        ray_serve_app.Settings(plan="plan.yaml", gpus=0)
+    ).ray_actor_options
+    assert not options.get("num_gpus")
+    assert options["num_cpus"] == 1
+
+
+# --- one replica, without Ray ------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def replica_of(engine: Engine) -> Iterator[Any]:
+    """Make a replica as Ray does, of an engine that a test looks into."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_serve_app, "Engine", lambda _: engine)
+        replica = ray_serve_app.Members.func_or_class("plan.yaml")
+    try:
+        yield replica
+    finally:
+        engine.close()
+
+
+def request(name: str, given: Arrays) -> Request:
+    body, headers = binary(given)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    raw = [(key.lower().encode(), value.encode()) for key, value in headers.items()]
+    path = f"/v2/models/{name}/infer"
+    return Request({"type": "http", "method": "POST", "path": path, "headers": raw}, receive)
+
+
+def test_a_replica_is_healthy_until_its_engine_is_closed(script: Script, root: Path) -> None:
+    engine = engine_of(script, plan_of(root, TWO))
+    with replica_of(engine) as replica:
+        replica.check_health()
+        engine.close()
+        with pytest.raises(InfrastructureError, match="takes no requests any more"):
+            replica.check_health()
+
+
+def test_a_replica_with_a_model_that_cannot_be_loaded_again_is_not_healthy(
+    script: Script, root: Path
+) -> None:
+    engine = engine_of(script, plan_of(root, TWO))
+    with replica_of(engine) as replica:
+        script.faults["artifact-0"] = ["illegal address"]
+        assert isinstance(engine.submit("one", inputs()).exception(WAIT_SECS), MemberError)
+        result(engine.submit("one", inputs()))
+        replica.check_health()  # it was loaded again
+        script.refuse_loading = {"artifact-0"}
+        script.faults["artifact-0"] = ["illegal address"]
+        assert isinstance(engine.submit("one", inputs()).exception(WAIT_SECS), MemberError)
+        assert isinstance(engine.submit("one", inputs()).exception(WAIT_SECS), RefusedError)
+        with pytest.raises(InfrastructureError, match=r"one is down: .*is not to be loaded"):
+            replica.check_health()
+        result(engine.submit("two", inputs()))  # until Ray stops it
+
+
+def test_a_replica_that_is_stopped_answers_what_it_has_taken(script: Script, root: Path) -> None:
+    engine = engine_of(script, plan_of(root, TWO))
+    asked = [(name, seed) for seed in range(10) for name in TWO]
+
+    async def stop_while_asked(replica: Any) -> tuple[list[Any], Any]:
+        gate, entered = script.hold(artifact(root, 0))
+        answers = [asyncio.create_task(replica(request(n, inputs(seed)))) for n, seed in asked]
+        assert await asyncio.to_thread(entered.wait, WAIT_SECS)
+        stopped = asyncio.create_task(replica.__del__())
+        await asyncio.to_thread(until, lambda: not engine.is_open)
+        late = await replica(request("two", inputs()))
+        assert not stopped.done()
+        gate.set()
+        await stopped
+        return await asyncio.gather(*answers), late
+
+    with replica_of(engine) as replica:
+        answers, late = asyncio.run(stop_while_asked(replica))
+    models = {name: load(artifact(root, nth)) for nth, name in enumerate(TWO)}
+    for (name, seed), answer in zip(asked, answers, strict=True):
+        assert answer.status_code == 200, answer.body
+        assert same(outputs_of(answer.body, answer.headers), models[name](inputs(seed)))
+    assert late.status_code == 503
+    assert b"takes no requests any more" in late.body
+
+
+# --- replicas of Ray ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_replica_of_ray_serve_is_killed_and_the_other_serves_on(
+    root: Path, tmp_path: Path
+) -> None:
+    plan_of(root, MEMBERS, kind="time").write(tmp_path / "plan.yaml")
+    path = os.pathsep.join(map(str, [*sys.path, RECIPES]))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    # Ray Serve kills a proxy that is not ready after three times five seconds, as on busy cores.
+    patience = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.lib.served_by_ray", tmp_path / "plan.yaml", str(port)],
+        cwd=ROOT,
+        env=clean_environment() | {"PYTHONPATH": path} | patience,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.stdout.endswith("served again\n"), done.stdout[-2000:] + done.stderr[-4000:]
