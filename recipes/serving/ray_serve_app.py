@@ -18,16 +18,29 @@ cannot be loaded again, as after a fault that left the GPU's context dead: Ray s
 another, which loads them all. A replica that Ray stops answers first what it has taken.
 A replica is a process and a CUDA context of its own: killed, it takes nobody along. That holds
 without MPS; behind an MPS daemon a killed client takes its neighbours along.
+
+Metrics go the way of Ray's own, to the agent of each node, which tells Prometheus of all replicas
+there: a route /metrics would be answered by any one of them. They are those of `fastapi_app` with
+`ray_` before their names, and with the labels `deployment`, `replica` and `application`, as in
+`ray_tunerd_requests_total{model="detector", outcome="completed", replica="...", ...}`:
+
+    ray start --head --metrics-export-port=8080
+
+A replica passes on what its engine counts at each health check, and Ray every ten seconds. What has
+not happened yet is not there; what a replica counted just before its end may be missing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import open_inference
+from engine_counts import BUCKETS, SECONDS, SECONDS_HELP, counts_of
 from pydantic import BaseModel
 from ray import serve
+from ray.serve import metrics
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -56,26 +69,35 @@ class Members:
 
     def __init__(self, plan: str) -> None:
         self._engine = Engine(plan).start()
+        self._metrics = Metrics(self._engine)
 
     async def infer(
         self, inputs: Any, deadline_secs: float | None = None, tenant: str | None = None
     ) -> dict[str, Any]:
         """Run the model of the multiplexed id; arrays by name, as `Engine.submit` takes them."""
-        name = serve.get_multiplexed_model_id()
-        return await self._engine.asubmit(name, inputs, deadline_secs=deadline_secs, tenant=tenant)
+        since, name = time.monotonic(), serve.get_multiplexed_model_id()
+        outputs = await self._engine.asubmit(
+            name, inputs, deadline_secs=deadline_secs, tenant=tenant
+        )
+        self._metrics.answered(name, time.monotonic() - since)
+        return outputs
 
     async def __call__(self, request: Request) -> Response:
         """Answer POST /v2/models/NAME/infer."""
+        since = time.monotonic()
         match request.url.path.strip("/").split("/"):
             case ["v2", "models", name, "infer"]:
                 header = request.headers.get(open_inference.HEADER)
                 body = await request.body()
                 found = await open_inference.answer(self._engine, name, body, header)
+                if found.status == 200:
+                    self._metrics.answered(name, time.monotonic() - since)
                 return Response(found.body, found.status, found.headers)
         return JSONResponse({"detail": "POST /v2/models/NAME/infer"}, 404)
 
     def check_health(self) -> None:
         """Raise where only another replica would serve all models; Ray asks again and again."""
+        self._metrics.update()
         if not self._engine.is_open:
             raise InfrastructureError("the engine takes no requests any more")
         if down := self._engine.stats().down:
@@ -84,6 +106,39 @@ class Members:
     async def __del__(self) -> None:
         """Stop, when Ray has seen the last answer off. What came after that is answered as well."""
         await asyncio.to_thread(self._engine.close, drain_secs=DRAIN_SECS)
+
+
+class Metrics:
+    """What an engine counts, and how long answers took, as metrics of Ray."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._seconds = metrics.Histogram(
+            SECONDS, SECONDS_HELP, boundaries=list(BUCKETS), tag_keys=("model",)
+        )
+        self._made = {
+            count.name: (metrics.Counter if count.only_grows else metrics.Gauge)(
+                count.name, count.help, count.labels
+            )
+            for count in counts_of(engine)
+        }
+        self._told: dict[tuple[str, ...], float] = {}  # by a metric's name and labels
+
+    def answered(self, model: str, secs: float) -> None:
+        self._seconds.observe(secs, {"model": model})
+
+    def update(self) -> None:
+        """Tell Ray what has changed since."""
+        for count in counts_of(self._engine):
+            for labels, value in count.values.items():
+                key = (count.name, *labels)
+                more = value - self._told.get(key, 0.0)
+                tags = dict(zip(count.labels, labels, strict=True))
+                if not count.only_grows:
+                    self._made[count.name].set(value, tags)
+                elif more > 0:  # a counter of Ray takes nothing else
+                    self._made[count.name].inc(more, tags)
+                self._told[key] = value
 
 
 def build(settings: Settings) -> serve.Application:

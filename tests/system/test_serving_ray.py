@@ -146,6 +146,70 @@ def test_a_replica_that_is_stopped_answers_what_it_has_taken(script: Script, roo
     assert b"takes no requests any more" in late.body
 
 
+# --- metrics, without Ray ----------------------------------------------------------------------
+
+
+class Recorded:
+    """Stands in for the metrics of Ray Serve, and adds up what they are told."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, ...], float] = {}
+
+    def metric(self, name: str, _: str, tag_keys: Any = (), boundaries: Any = ()) -> Any:
+        values = self.values
+
+        class Metric:
+            def inc(self, value: float, tags: dict[str, str]) -> None:
+                assert value > 0
+                self.set(values.get((name, *tags.values()), 0) + value, tags)
+
+            def set(self, value: float, tags: dict[str, str]) -> None:
+                assert tuple(tags) == tuple(tag_keys)
+                values[name, *tags.values()] = value
+
+            def observe(self, value: float, tags: dict[str, str]) -> None:
+                assert value > 0
+                self.inc(1, tags)
+
+        return Metric()
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    made = Recorded()
+    for kind in ("Counter", "Gauge", "Histogram"):
+        monkeypatch.setattr(ray_serve_app.metrics, kind, made.metric)
+    return made
+
+
+def test_a_health_check_tells_what_has_happened_since_the_one_before(
+    script: Script, root: Path, recorded: Recorded
+) -> None:
+    engine = engine_of(script, plan_of(root, TWO))
+
+    async def ask(replica: Any, *names: str) -> list[int]:
+        return [(await replica(request(name, inputs()))).status_code for name in names]
+
+    with replica_of(engine) as replica:
+        assert asyncio.run(ask(replica, "one", "two", "two")) == [200] * 3
+        replica.check_health()
+        script.faults["artifact-0"] = ["illegal address"]
+        assert asyncio.run(ask(replica, "one", "two", "nobody")) == [500, 200, 400]
+        replica.check_health()
+        replica.check_health()  # nothing has happened, and nothing is counted twice
+        planned = {name: member.planned_bytes for name, member in engine.stats().members.items()}
+    assert recorded.values == {
+        ("tunerd_requests_total", "one", "completed"): 1,
+        ("tunerd_requests_total", "one", "failed"): 1,
+        ("tunerd_requests_total", "two", "completed"): 3,
+        ("tunerd_request_seconds", "one"): 1,
+        ("tunerd_request_seconds", "two"): 3,
+        ("tunerd_planned_bytes", "one"): planned["one"],
+        ("tunerd_planned_bytes", "two"): planned["two"],
+        ("tunerd_faults_total",): 1,
+    }
+
+
 # --- replicas of Ray ---------------------------------------------------------------------------
 
 
