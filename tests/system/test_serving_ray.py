@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ import ray_serve_app
 
 # Ray awaits it, once; when a replica without Ray is forgotten, Python calls it.
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine 'Members.__del__' was never awaited")
-MEMBERS: dict[str, dict[str, Any]] = {"first": {}, "second": {"tenants": ["shop", "press"]}}
+MEMBERS = {"first": {"share": 50}, "second": {"share": 50, "tenants": ["shop", "press"]}}
 
 
 # --- what Ray is asked for ---------------------------------------------------------------------
@@ -213,22 +214,62 @@ def test_a_health_check_tells_what_has_happened_since_the_one_before(
 # --- replicas of Ray ---------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_a_replica_of_ray_serve_is_killed_and_the_other_serves_on(
-    root: Path, tmp_path: Path
-) -> None:
-    plan_of(root, MEMBERS, kind="time").write(tmp_path / "plan.yaml")
-    path = os.pathsep.join(map(str, [*sys.path, RECIPES]))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    # Ray Serve kills a proxy that is not ready after three times five seconds, as on busy cores.
-    patience = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
+@pytest.fixture(scope="module")
+def served(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What became of slices of cores that Ray served: under load, and when replicas ended."""
+    folder = tmp_path_factory.mktemp("ray")
+    plan_of(root, MEMBERS, kind="space").write(folder / "plan.yaml")
+    with contextlib.ExitStack() as stack:
+        free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        ports = [str(each.getsockname()[1]) for each in free]
+    environment = {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "RAY_metrics_report_interval_ms": "2000",
+        # A proxy that is not ready after three times five seconds is killed, as on busy cores.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    }
     done = subprocess.run(
-        [sys.executable, "-m", "tests.lib.served_by_ray", tmp_path / "plan.yaml", str(port)],
+        [sys.executable, "-m", "tests.lib.served_by_ray", folder / "plan.yaml", folder, *ports],
         cwd=ROOT,
-        env=clean_environment() | {"PYTHONPATH": path} | patience,
+        env=clean_environment() | environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=400,
     )
-    assert done.stdout.endswith("served again\n"), done.stdout[-2000:] + done.stderr[-4000:]
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    said: dict[str, Any] = json.loads((folder / "said.json").read_text())
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["handle", "http"])
+def test_many_callers_have_the_answers_of_their_own(
+    served: dict[str, Any], way: str, record_property: Callable[[str, object], None]
+) -> None:
+    load = served["loads"][way]
+    assert load["right"] == {"first": 100, "second": 100}
+    for name in ("p50_ms", "p99_ms", "in_time_pct"):  # nothing holds of them on busy cores
+        record_property(name, load[name])
+    print(f"by {way}: {load}")
+
+
+@pytest.mark.slow
+def test_a_request_that_is_wrong_is_answered_with_its_status(served: dict[str, Any]) -> None:
+    assert served["statuses"] == [400, 404]
+
+
+@pytest.mark.slow
+def test_prometheus_is_told_of_every_request_of_all_replicas(served: dict[str, Any]) -> None:
+    assert served["requests"] == {"first completed": 200, "second completed": 200}
+    assert served["seconds"] == {"first": 200, "second": 200}
+    assert served["replicas"] == 2
+
+
+@pytest.mark.slow
+def test_a_replica_is_killed_and_the_other_serves_on(served: dict[str, Any]) -> None:
+    assert served["other_survived"]
+
+
+@pytest.mark.slow
+def test_a_replica_that_ray_stops_answers_what_it_has_taken(served: dict[str, Any]) -> None:
+    assert served["drained"] == {"runners": 2, "waited": 8, "right": 8}
