@@ -1,10 +1,12 @@
 """Serve the models of a plan with Ray Serve: one replica for each GPU, holding one engine.
 
     pip install 'tunerd[cuda]' 'ray[serve]'
-    serve run --app-dir recipes/serving ray_serve_app:build plan=/shared/plan.yaml replicas=2
+    cd recipes/serving
+    serve run --working-dir . ray_serve_app:build plan=/shared/plan.yaml replicas=2
 
-A plan for cores needs gpus=0. Requests are those of the Open Inference Protocol, as `fastapi_app`
-has them:
+Replicas find this folder by the working directory, and the plan and its artifacts by their whole
+paths, on whichever node. A plan for cores needs gpus=0. Requests are those of the Open Inference
+Protocol, as `fastapi_app` has them:
 
     POST /v2/models/NAME/infer
 
@@ -30,8 +32,8 @@ A replica passes on what its engine counts at each health check, and Ray every t
 not happened yet is not there; what a replica counted just before its end may be missing.
 """
 
-from __future__ import annotations
-
+# No `annotations` of the future: Ray reads from that of `build` what it is to make of the words of
+# `serve run`, and a string tells it nothing.
 import asyncio
 import time
 from typing import Any

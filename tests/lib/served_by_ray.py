@@ -27,7 +27,7 @@ from ray import serve
 
 from tests.lib.colocation_plans import inputs
 from tests.lib.engines import same
-from tests.lib.inference_requests import binary, outputs_of
+from tests.lib.inference_requests import RECIPES, binary, outputs_of
 from tests.lib.waiting import until
 from tunerd.artifacts.loading import load
 from tunerd.colocation import Plan
@@ -54,6 +54,7 @@ def main() -> None:
         num_cpus=2,
         include_dashboard=False,
         object_store_memory=80 << 20,
+        runtime_env={"working_dir": str(RECIPES)},  # as the recipe's command says
         _metrics_export_port=METRICS_PORT,
     )
     serve.start(http_options={"host": "127.0.0.1", "port": PORT})

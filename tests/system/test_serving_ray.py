@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import os
 import socket
@@ -66,6 +67,13 @@ def test_a_replica_of_a_plan_for_cores_takes_no_gpu() -> None:
     ).ray_actor_options
     assert not options.get("num_gpus")
     assert options["num_cpus"] == 1
+
+
+def test_the_words_of_a_command_are_made_settings() -> None:
+    (parameter,) = inspect.signature(ray_serve_app.build).parameters.values()
+    assert parameter.annotation is ray_serve_app.Settings  # which Ray asks for just so
+    settings = ray_serve_app.Settings.model_validate({"plan": "plan.yaml", "gpus": "0"})
+    assert settings == ray_serve_app.Settings(plan="plan.yaml", gpus=0)
 
 
 # --- one replica, without Ray ------------------------------------------------------------------
@@ -223,7 +231,7 @@ def served(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
         free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
         ports = [str(each.getsockname()[1]) for each in free]
     environment = {
-        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path != str(RECIPES)),
         "RAY_metrics_report_interval_ms": "2000",
         # A proxy that is not ready after three times five seconds is killed, as on busy cores.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
