@@ -10,7 +10,8 @@ answered first.
     POST /v2/models/NAME/infer     GET /v2/models/NAME     GET /v2/health/ready     GET /metrics
 
 A request that cannot be met in time is answered with 503 and why, before it waits; the parameters
-`timeout` (microseconds) and `tenant` of a request are its deadline and whose it is.
+`timeout` (microseconds) and `tenant` of a request are its deadline and whose it is. The
+server is neither ready nor live, by 503, when the engine takes nothing any more.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import open_inference
+from engine_counts import BUCKETS, SECONDS, SECONDS_HELP, counts_of
 from fastapi import FastAPI, HTTPException, Request, Response
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -32,7 +34,6 @@ from tunerd.colocation import Engine, Plan
 from tunerd.errors import InputError
 
 DRAIN_SECS = 30.0
-_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 def create_app(plan: Plan | Path | str) -> FastAPI:
@@ -40,13 +41,7 @@ def create_app(plan: Plan | Path | str) -> FastAPI:
     engine = Engine(plan)
     registry = CollectorRegistry()
     registry.register(EngineCollector(engine))
-    latency = Histogram(
-        "tunerd_request_seconds",
-        "From the arrival of a request to its answer.",
-        ["model"],
-        buckets=_BUCKETS,
-        registry=registry,
-    )
+    latency = Histogram(SECONDS, SECONDS_HELP, ["model"], buckets=BUCKETS, registry=registry)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -60,8 +55,12 @@ def create_app(plan: Plan | Path | str) -> FastAPI:
 
     @app.get("/v2/health/live")
     @app.get("/v2/health/ready")
-    async def ready() -> dict[str, bool]:
-        return {"ready": True}  # a server that has not loaded its models takes no connection yet
+    async def ready(response: Response) -> dict[str, bool]:
+        # A server that has not loaded its models takes no connection yet. An engine that has failed
+        # takes nothing any more, and only another process helps: so it is not live either.
+        if not engine.is_open:
+            response.status_code = 503
+        return {"ready": engine.is_open}
 
     @app.get("/v2/models/{name}")
     async def describe(name: str) -> dict[str, object]:
@@ -108,31 +107,12 @@ class EngineCollector(Collector):
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
-        stats = self._engine.stats()
-        requests = CounterMetricFamily(
-            "tunerd_requests", "Requests by how they ended.", labels=["model", "outcome"]
-        )
-        planned = GaugeMetricFamily(
-            "tunerd_planned_bytes", "Memory that a model was planned to take.", labels=["model"]
-        )
-        for name, member in stats.members.items():
-            for outcome in ("completed", "failed", "refused", "cancelled"):
-                requests.add_metric([name, outcome], getattr(member, outcome))
-            planned.add_metric([name], member.planned_bytes)
-        launches = CounterMetricFamily(
-            "tunerd_launches", "Launches of models that are loaded as one.", labels=["group"]
-        )
-        launched = CounterMetricFamily(
-            "tunerd_launched_requests", "Requests that were in them.", labels=["group"]
-        )
-        for name, group in stats.groups.items():
-            launches.add_metric([name], group.launches)
-            launched.add_metric([name], group.requests)
-        yield requests
-        yield planned
-        yield launches
-        yield launched
-        yield CounterMetricFamily("tunerd_faults", "Models that faulted.", value=len(stats.faults))
+        for count in counts_of(self._engine):
+            made = CounterMetricFamily if count.only_grows else GaugeMetricFamily
+            family = made(count.name, count.help, labels=count.labels)
+            for labels, value in count.values.items():
+                family.add_metric(labels, value)
+            yield family
 
 
 def __getattr__(name: str) -> FastAPI:

@@ -55,12 +55,15 @@ def test_a_member_that_cannot_be_loaded_again_is_down_and_others_serve(
     script: Script, root: Path
 ) -> None:
     with engine_of(script, plan_of(root, TWO)) as engine:
+        assert engine.stats().down == {}
         script.refuse_loading = {"artifact-0"}
         script.faults["artifact-0"] = ["illegal address"]
         assert isinstance(engine.submit("one", inputs()).exception(WAIT_SECS), MemberError)
         with pytest.raises(RefusedError, match=r"one is down: .*is not to be loaded"):
             result(engine.submit("one", inputs()))
         result(engine.submit("two", inputs()))
+        assert engine.stats().down.keys() == {"one"}
+        assert "is not to be loaded" in engine.stats().down["one"]
 
 
 def test_a_member_that_exceeds_its_time_is_evicted_and_others_serve(

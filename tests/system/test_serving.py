@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,21 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 import uvicorn
 
-from tests.lib import ROOT
 from tests.lib.colocation_plans import artifact, inputs, plan_of
-from tests.lib.ray_processes import clean_environment
+from tests.lib.engines import same
+from tests.lib.inference_requests import RECIPES, binary, document, outputs_of
 from tunerd.artifacts.loading import load
-from tunerd.colocation import Plan
-from tunerd.vocabulary import Arrays
+from tunerd.colocation import Engine, Plan
 
-RECIPES = ROOT / "recipes" / "serving"
 sys.path.insert(0, str(RECIPES))
-import fastapi_app  # noqa: E402
-import open_inference  # noqa: E402
+import fastapi_app
 
 MEMBERS: dict[str, dict[str, Any]] = {"first": {}, "second": {"tenants": ["shop", "press"]}}
 
@@ -68,50 +62,6 @@ def client(root: Path) -> Iterator[httpx.Client]:
         yield made
 
 
-def document(given: Arrays, **more: Any) -> dict[str, Any]:
-    tensors = [
-        {
-            "name": name,
-            "shape": list(array.shape),
-            "datatype": open_inference.datatype_of(str(array.dtype)),
-            "data": array.ravel().tolist(),
-        }
-        for name, array in given.items()
-    ]
-    return {"id": "7", "inputs": tensors} | more
-
-
-def binary(given: Arrays) -> tuple[bytes, dict[str, str]]:
-    said = document(given, parameters={"binary_data_output": True})
-    for entry in said["inputs"]:
-        del entry["data"]
-        entry["parameters"] = {"binary_data_size": given[entry["name"]].nbytes}
-    head = json.dumps(said).encode()
-    body = head + b"".join(array.tobytes() for array in given.values())
-    return body, {open_inference.HEADER: str(len(head))}
-
-
-def outputs_of(answer: httpx.Response) -> Arrays:
-    size = int(answer.headers.get(open_inference.HEADER, len(answer.content)))
-    rest, found = answer.content[size:], {}
-    for entry in json.loads(answer.content[:size])["outputs"]:
-        dtype = open_inference.DATATYPES[entry["datatype"]]
-        if "data" in entry:
-            values = np.array(entry["data"], dtype)
-        else:
-            taken = entry["parameters"]["binary_data_size"]
-            values, rest = np.frombuffer(rest[:taken], dtype), rest[taken:]
-        found[entry["name"]] = values.reshape(entry["shape"])
-    assert not rest
-    return found
-
-
-def same(found: Arrays, expected: Arrays) -> bool:
-    return found.keys() == expected.keys() and all(
-        np.array_equal(found[name], expected[name]) for name in expected
-    )
-
-
 @pytest.mark.parametrize(("nth", "name"), list(enumerate(MEMBERS)))
 def test_a_model_answers_in_json_and_in_bytes(
     client: httpx.Client, root: Path, nth: int, name: str
@@ -120,16 +70,17 @@ def test_a_model_answers_in_json_and_in_bytes(
     answer = client.post(f"/v2/models/{name}/infer", json=document(given))
     assert answer.status_code == 200, answer.text
     assert (answer.json()["model_name"], answer.json()["id"]) == (name, "7")
-    assert same(outputs_of(answer), expected)
+    assert same(outputs_of(answer.content, answer.headers), expected)
     body, headers = binary(given)
     raw = client.post(f"/v2/models/{name}/infer", content=body, headers=headers)
     assert raw.status_code == 200, raw.text
-    assert same(outputs_of(raw), expected)
+    assert same(outputs_of(raw.content, raw.headers), expected)
 
 
 def test_outputs_are_chosen_by_name(client: httpx.Client) -> None:
     said = document(inputs(), outputs=[{"name": "scores"}])
-    assert outputs_of(client.post("/v2/models/first/infer", json=said)).keys() == {"scores"}
+    answer = client.post("/v2/models/first/infer", json=said)
+    assert outputs_of(answer.content, answer.headers).keys() == {"scores"}
     said["outputs"] = [{"name": "nothing"}]
     answer = client.post("/v2/models/first/infer", json=said)
     assert answer.status_code == 400
@@ -137,11 +88,25 @@ def test_outputs_are_chosen_by_name(client: httpx.Client) -> None:
 
 
 def test_a_model_says_what_it_takes(client: httpx.Client) -> None:
-    assert client.get("/v2/health/ready").status_code == 200
     said = client.get("/v2/models/second").json()
     assert said["inputs"][0] == {"name": "x", "datatype": "FP32", "shape": [2, 3, 8, 8]}
     assert client.get("/v2/models/third").status_code == 404
     assert client.post("/v2/models/third/infer", json={}).status_code == 404
+
+
+def test_a_server_is_ready_until_its_engine_takes_nothing_any_more(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(plan_of(root, MEMBERS, kind="time"))
+    monkeypatch.setattr(fastapi_app, "Engine", lambda _: engine)
+    with served(engine.plan) as address, httpx.Client(base_url=address, timeout=60) as http:
+        for path in ("/v2/health/live", "/v2/health/ready"):
+            answer = http.get(path)
+            assert (answer.status_code, answer.json()) == (200, {"ready": True})
+        engine.drain()
+        for path in ("/v2/health/live", "/v2/health/ready"):
+            answer = http.get(path)
+            assert (answer.status_code, answer.json()) == (503, {"ready": False})
 
 
 @pytest.mark.parametrize(
@@ -183,7 +148,7 @@ def test_many_callers_have_the_answers_of_their_own(root: Path) -> None:
         body, headers = binary(inputs(seed))
         answer = await http.post(f"/v2/models/{name}/infer", content=body, headers=headers)
         assert answer.status_code == 200, answer.text
-        assert same(outputs_of(answer), expected[name, seed])
+        assert same(outputs_of(answer.content, answer.headers), expected[name, seed])
 
     async def load_it(address: str) -> tuple[httpx.Response, str]:
         async with httpx.AsyncClient(base_url=address, timeout=60) as http:
@@ -228,24 +193,3 @@ def test_a_server_that_is_told_to_stop_answers_what_it_has_taken(
         finally:
             server.terminate()
         assert server.wait(60) in (0, -signal.SIGTERM)
-
-
-@pytest.mark.slow
-def test_a_replica_of_ray_serve_is_killed_and_the_other_serves_on(
-    root: Path, tmp_path: Path
-) -> None:
-    plan_of(root, MEMBERS, kind="time").write(tmp_path / "plan.yaml")
-    path = os.pathsep.join(map(str, [*sys.path, RECIPES]))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    # Ray Serve kills a proxy that is not ready after three times five seconds, as on busy cores.
-    patience = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.lib.served_by_ray", tmp_path / "plan.yaml", str(port)],
-        cwd=ROOT,
-        env=clean_environment() | {"PYTHONPATH": path} | patience,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.stdout.endswith("served again\n"), done.stdout[-2000:] + done.stderr[-4000:]

@@ -341,6 +341,11 @@ class Engine:
                 else Launches()
                 for group in self._groups
             },
+            down={
+                name: why
+                for name in self._members
+                if scheduler is not None and (why := scheduler.why_down(name))
+            },
         )
 
     @property

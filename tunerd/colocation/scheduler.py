@@ -130,10 +130,17 @@ class Scheduler(Board):
         """
         return self._policy.hopeless(member, deadline_at, now, self)
 
+    def why_down(self, member: str) -> str:
+        """Say why a member cannot be loaded again; "" where it serves. Any thread may ask."""
+        seats = [seat for _, seat in self._homes_in[self._layout][member]]
+        if not self._given_up or any(seat not in self._given_up for seat in seats):
+            return ""
+        return f"{member} is down: {self._given_up[seats[0]]}"
+
     def arrive(self, request: Request, now: float) -> list[Instruction]:
         self._begin(now)
         waiting = Waiting(request)
-        reason = self._why_down(request.member) if self._given_up else ""
+        reason = self.why_down(request.member) if self._given_up else ""
         if reason or (not self.takes_all and (reason := self._policy.refusal(waiting, self))):
             return [Refuse(request.request_id, reason, was_admitted=False)]
         queue = request.queue
@@ -361,16 +368,10 @@ class Scheduler(Board):
         """Refuse what waits for members that no seat is left of."""
         out: list[Instruction] = []
         for queue in [*self._lines]:
-            if reason := self._why_down(queue.member):
+            if reason := self.why_down(queue.member):
                 out += [self._refused(waiting, reason) for waiting in self._lines.pop(queue)]
                 self._queues[queue].clear()
         return out
-
-    def _why_down(self, member: str) -> str:
-        seats = [seat for _, seat in self._homes_in[self._layout][member]]
-        if not self._given_up or any(seat not in self._given_up for seat in seats):
-            return ""
-        return f"{member} is down: {self._given_up[seats[0]]}"
 
     def _pauses(self) -> Iterator[Pause]:
         """Yield pauses of what the policy would not choose again, if it were to choose now."""

@@ -69,6 +69,7 @@ class EngineStats:
     proofs: tuple[Proof, ...]
     faults: tuple[FaultReport, ...]
     groups: Mapping[str, Launches]
+    down: Mapping[str, str]  # members that cannot be loaded again, and why; they serve no more
 
     @property
     def mismatches(self) -> list[str]:
