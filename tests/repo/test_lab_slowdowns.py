@@ -58,4 +58,4 @@ def test_what_was_measured_is_learned_from_and_the_calibration_is_written(
     shown = capsys.readouterr().out
     assert "at most 5%: yes" in shown
     assert "| m0 at 75% | m1 at 25% | 1.025 |" in shown
-    assert "<circle" in (tmp_path / "slowdowns.html").read_text()
+    assert "<circle" in (tmp_path / "slowdowns.svg").read_text()

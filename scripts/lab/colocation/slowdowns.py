@@ -10,7 +10,7 @@ is half of the device for each), as `tunerd colocate` does, into pairs.jsonl, wh
 of jobs take under `pairs`. What is there is not measured again; pairs of models have their turn
 before further splits, so that a call that --until ends has as many pairs of models as it can. From
 20 pairs of 5 pairs of models on it learns from them, each pair of models estimated without itself,
-and writes slowdowns.json, slowdowns.txt and slowdowns.html, the plot of the calibration. With
+and writes slowdowns.json, slowdowns.txt and slowdowns.svg, the plot of the calibration. With
 --estimate-only it measures nothing, and learns from pairs of the device that was measured last.
 """
 
@@ -26,18 +26,29 @@ from lab.colocation import tenants
 from lab.colocation.steps import Steps, say, since_start
 from lab.colocation.tenants import RUNS, Kind
 from lab.lab import made_by, write
+from lab.series_style import FONT, SERIES_STYLE
 from tunerd.api.colocation import without_mismatches
 from tunerd.colocation.plan import Member, Plan
 from tunerd.colocation.planning import pairs
 from tunerd.colocation.planning.estimates import LEVEL, Calibration, model_of
 from tunerd.colocation.planning.features import architecture_of, at_share, features_of
 from tunerd.colocation.planning.pairs import PAIRS, Pair, Side
-from tunerd.report import html
 from tunerd.report.calibration import calibration_plot
 from tunerd.report.markdown_text import table
-from tunerd.report.view import Plot, Section, View
+from tunerd.report.svg import element, svg_file
 
 MEDIAN_ERROR, COVERAGE = 0.05, LEVEL  # that were aimed at
+_LEFT, _RIGHT, _TOP = 56, 24, 48  # pixels around the plot
+_WIDTH, _HEIGHT = 400, 320
+_STYLE = f"""{SERIES_STYLE}
+svg {{ overflow: visible; }}
+text {{ font: 12px {FONT}; fill: var(--ink); }}
+.title {{ font-weight: 600; font-size: 14px; }}
+.tick {{ fill: var(--soft); }}
+.axis, .one {{ stroke: var(--soft); }}
+.gain {{ stroke: var(--soft); opacity: 0.5; }}
+.better {{ fill: var(--series-1); }} .worse {{ fill: var(--series-0); }}
+"""
 _PAIR_SECS = 30.0  # that one may take
 Split = tuple[int, int]
 
@@ -134,12 +145,18 @@ def report(out: Path, document: dict[str, Any], device: str) -> str:
             "coverage": calibration.coverage,
             "pairs": len(calibration.checked),
         }
-        title = "Slowdowns: estimated and measured"
-        section = Section("", (Plot(calibration_plot(calibration)),), f"On {device}")
-        page = html.page(View(title, [section], title=title))
-        (out / "slowdowns.html").write_text(page, encoding="utf-8")
+        (out / "slowdowns.svg").write_text(calibration_svg(calibration, device) + "\n")
     write(out / "slowdowns.json", document)
     return shown
+
+
+def calibration_svg(calibration: Calibration, device: str) -> str:
+    """Return the plot as a picture of its own: measured slowdowns across, estimates up."""
+    title = f"Estimated over measured slowdown, {len(calibration.checked)} pairs, {device}"
+    plot = element(
+        "svg", calibration_plot(calibration), x=_LEFT, y=_TOP, width=_WIDTH, height=_HEIGHT,
+    )  # fmt: skip
+    return svg_file(title, _STYLE, _LEFT + _WIDTH + _RIGHT, _TOP + _HEIGHT, plot)
 
 
 def _device(options: argparse.Namespace) -> str:
