@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import onnx
 import pytest
+import yaml
 from onnx import TensorProto, helper, numpy_helper
 
 import tunerd
@@ -28,7 +29,7 @@ from lab.colocation.steps import Steps, since_start
 from lab.colocation.tail_plot import dots_of, front, tails_svg
 from lab.colocation.tenants import RUNS, Kind
 from lab.colocation.ways import Ways, all_ways, chosen
-from tests.lib.colocation_plans import plan_of
+from tests.lib.colocation_plans import CORES, artifact, plan_of
 from tests.lib.super_models import ENCODER, artifact_of, tenant
 from tunerd.artifacts.manifest import read_all_variants
 from tunerd.artifacts.packing import pack_tenants
@@ -312,6 +313,23 @@ def test_a_policy_that_cannot_be_measured_leaves_the_others_and_is_tried_again(
     assert asked == ["time", "space", "streams", "space"]
     assert set(document["policies"]) == {"time", "space", "streams"}
     assert document["problems"] == {}
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="two members are to have a core each")
+def test_changes_of_shares_are_those_that_a_bench_of_the_recipe_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = yaml.safe_load((RECIPES / "reshare.yaml").read_text())
+    for seed, member in enumerate(recipe["members"]):
+        member |= {"artifact": str(artifact(tmp_path, seed)), "share": 50, "shares": [50]}
+    recipe["load"] |= {"duration": "600ms"}
+    (tmp_path / "reshare.yaml").write_text(yaml.safe_dump(recipe | {"device": "cpu"}))
+    monkeypatch.setattr(latency, "RECIPES", tmp_path)
+    found = latency.reshares()
+    assert len(found["change_secs"]) >= 2
+    assert set(found["ends"]) == {"done"}
+    (tmp_path / "reshare.json").write_text(json.dumps({"part": "reshare", "secs": 1.0} | found))
+    assert f"{found['ends']['done']:,} requests answered, 0 lost" in tables(tmp_path)
 
 
 def test_after_the_last_moment_no_step_is_begun() -> None:

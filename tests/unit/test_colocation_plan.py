@@ -173,6 +173,27 @@ def test_a_load_may_be_a_part_of_the_capacity(tmp_path: Path) -> None:
     assert short.with_load({"kind": "bursts"}).load.of_capacity == 80.0
 
 
+RESHARED = """
+members:
+  - {name: a, artifact: x, share: 50, shares: [70]}
+  - {name: b, artifact: y, share: 50, SHARES}
+load: {reshare_every: 100ms, duration: 1s, MORE}
+"""
+
+
+def test_shares_may_change_while_a_load_runs(tmp_path: Path) -> None:
+    text = RESHARED.replace("SHARES", "shares: [30]")
+    plan = Plan.read(written(tmp_path, text.replace("MORE", "kind: closed")))
+    assert plan.load.reshare_every == 0.1
+    with pytest.raises(InputError, match="`reshare_every` is no less than the duration"):
+        plan.with_load({"duration": 0.1})
+    with pytest.raises(InputError, match="`reshare_every` or `alone`; leave one of them out"):
+        Plan.read(written(tmp_path, text.replace("MORE", "alone: [a]")))
+    without = text.replace("shares: [70]", "weight: 1").replace("shares: [30]", "weight: 1")
+    with pytest.raises(InputError, match="give every member `shares` to change to"):
+        Plan.read(written(tmp_path, without.replace("MORE", "kind: closed")))
+
+
 def test_a_plan_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
         Plan.read(tmp_path / "none.yaml")

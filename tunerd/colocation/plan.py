@@ -18,6 +18,7 @@
         rate: 20               # requests per second, of `tunerd colocate bench`
         clients: 2             # or always so many requests of each tenant, whatever the load is
       - ...
+    load: {kind: closed, reshare_every: 100ms}   # what `tunerd colocate bench` sends, and changes
 
 `tunerd colocate regulate` writes after which kernels models stop, which parts of them do not run at
 once, and what was measured of that:
@@ -128,6 +129,8 @@ class LoadChoice(Part):
     of_capacity: instead of rates, this percentage of what each member gets in a closed loop under
     the plan's policy, which is measured first. `load: 80%` is that as a Poisson load.
     alone: members that are sent their load alone, too, in turns with that of all, `rounds` times.
+    reshare_every: so often all members get their next `shares` while they serve, after the last
+    the first again.
     """
 
     kind: LoadKind = "closed"
@@ -137,6 +140,7 @@ class LoadChoice(Part):
     of_capacity: Annotated[float, BeforeValidator(_percent), Field(gt=0, le=1000)] | None = None
     alone: tuple[Name, ...] = ()
     rounds: Annotated[int, Field(ge=1, le=1000)] = 1
+    reshare_every: Annotated[float, BeforeValidator(texts.duration), Field(gt=0)] | None = None
     trace: Path | None = None
     seed: Annotated[int, Field(ge=0)] = 0
 
@@ -146,6 +150,10 @@ class LoadChoice(Part):
             raise ValueError("a load of kind trace, and no other, names a file in `trace`")
         if self.of_capacity is not None and self.kind not in ("poisson", "bursts"):
             raise ValueError("`of_capacity` is for loads of kind poisson or bursts")
+        if self.reshare_every is not None and self.reshare_every >= self.duration:
+            raise ValueError("`reshare_every` is no less than the duration; give a longer duration")
+        if self.reshare_every is not None and self.alone:
+            raise ValueError("a load has `reshare_every` or `alone`; leave one of them out")
         return self
 
 
@@ -217,6 +225,8 @@ class Plan(Part):
             raise ValueError("two members have a core in common; give each its own")
         if unknown := set(self.load.alone) - set(names):
             raise ValueError(f"load.alone: there is no member '{min(unknown)}'")
+        if self.load.reshare_every is not None and len(self.layouts) < 2:
+            raise ValueError("load.reshare_every: give every member `shares` to change to")
         if self.load.of_capacity is not None:
             for member in self.members:
                 if member.rate is not None:

@@ -13,6 +13,7 @@ from rich.text import Text
 from tunerd.colocation.bench import Benched
 from tunerd.colocation.load.alone import AgainstAlone
 from tunerd.colocation.load.generator import TRIM, Observed
+from tunerd.colocation.load.resharing import Changes
 from tunerd.colocation.load.result import LoadResult, TenantResult
 from tunerd.colocation.plan import LoadChoice, Plan, Proof
 from tunerd.colocation.policies import POLICIES
@@ -203,6 +204,8 @@ def _sentences(benched: Benched) -> list[str]:
         said += result.mismatches
         found.append(f"{result.policy}: {', '.join(said)}")
         found += [f"{result.policy}: {_against_text(each)}" for each in result.against_alone]
+        if result.changes is not None:
+            found.append(f"{result.policy}: {_changes_text(result.changes)}")
     found += missing_percentiles(benched.results)
     late = [r.late_secs for r in benched.results if r.late_secs is not None]
     if late and benched.plan.load.kind != "closed":
@@ -222,6 +225,14 @@ def _against_text(found: AgainstAlone) -> str:
         if ratio is not None
     ]
     return f"{found.member} beside the others over alone: {', '.join(said) or 'cannot tell'}"
+
+
+def _changes_text(found: Changes) -> str:
+    return (
+        f"{count_text(len(found.secs), 'change')} of shares while they served: "
+        f"{secs_text(found.median_secs)} in the median, {secs_text(found.longest_secs)} the "
+        f"longest; {found.lost:,} of {count_text(found.asked, 'request')} lost"
+    )
 
 
 def _plot_section(results: Sequence[LoadResult]) -> Section:
@@ -277,6 +288,8 @@ def _load_text(load: LoadChoice) -> str:
     }[load.kind]
     if load.of_capacity is not None:
         how += f" The rates are {load.of_capacity:g}% of what each got in a closed loop."
+    if load.reshare_every is not None:
+        how += f" Shares change every {secs_text(load.reshare_every)}."
     return (
         f"{how} Latencies count from the moment at which a request was meant to come; the first "
         f"and the last {TRIM:.0%} of {load.duration:g} s are left out."
