@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from tunerd.colocation.bench import Benched
 from tunerd.colocation.load.result import LoadResult, TenantResult
 from tunerd.colocation.plan import Plan
 from tunerd.report.colocation import bench_page, bench_table
+from tunerd.system.text import UNKNOWN
 
 PLAN = Plan.model_validate({"members": [{"name": "one", "artifact": Path("a")}]})
 
@@ -81,3 +83,21 @@ def test_of_many_tenants_without_a_p99_some_are_named() -> None:
     said = terminal(result("time", *few))
     assert "time: p95 takes 100, p99 takes 500 answered requests; one t0 had 90 of 600" in said
     assert "one t3 had 90 of 600, and 5 more too few; give" in said
+
+
+def test_memory_is_said_of_each_member_and_of_those_that_are_loaded_as_one() -> None:
+    mib = 1 << 20
+    planned = {"one": 2 * mib, "two": 30 * mib}
+    time = replace(result("time", tenant("a", 0.3)), planned_bytes=planned)
+    used = replace(time, policy="space", resident_bytes={"one": mib, "two": 29 * mib})
+    one = replace(time, policy="space-time", resident_bytes={"one+1": 33 * mib})
+    rows = (
+        "memory planned time space space-time",
+        "one 2.00 MiB 2.00 MiB, 1.00 MiB used 2.00 MiB",
+        "two 30.0 MiB 30.0 MiB, 29.0 MiB used 30.0 MiB",
+        f"one+1 {UNKNOWN} {UNKNOWN} 33.0 MiB used",
+    )
+    assert terminal(time, used, one).endswith(" ".join(rows))
+    text = page_of(time, used, one).text
+    assert "Memory of each" in text
+    assert "30.0 MiB, 29.0 MiB used" in text

@@ -87,7 +87,8 @@ def write_bench(benched: Benched, folder: Path) -> None:
 
 def bench_table(benched: Benched) -> RenderableType:
     """Return a line for each policy, member and tenant, for rich to print."""
-    said = shown((_grid(benched.results), Items(_sentences(benched))))
+    blocks = (_grid(benched.results), Items(_sentences(benched)), _memory_grid(benched.results))
+    said = shown(blocks)
     return Group(Text(_title(benched.plan), style="bold"), said)
 
 
@@ -100,6 +101,7 @@ def bench_page(benched: Benched) -> str:
             _load_text(benched.plan.load),
         ),
         _plot_section(results),
+        Section("Memory of each", (_memory_grid(results),)),
         Section(
             "The policies", [Items([f"{r.policy}: {POLICIES[r.policy].about}" for r in results])]
         ),
@@ -180,6 +182,23 @@ def _cells(result: LoadResult, tenant: TenantResult) -> tuple[str, ...]:
     )
 
 
+def _memory_grid(results: Sequence[LoadResult]) -> Grid:
+    """Return what each member was planned to take under each policy, and was found to use.
+
+    Members that are loaded as one have a row together, too: what they use is known of all of them.
+    """
+    names = {name: None for r in results for name in (*r.planned_bytes, *r.resident_bytes)}
+    rows = [(name, *(_memory_text(r, name) for r in results)) for name in names]
+    return Grid(("memory planned", *(r.policy for r in results)), rows)
+
+
+def _memory_text(result: LoadResult, name: str) -> str:
+    planned, used = result.planned_bytes.get(name), result.resident_bytes.get(name)
+    said = [] if planned is None else [_mib(planned)]
+    said += [] if used is None else [f"{_mib(used)} used"]
+    return ", ".join(said) or UNKNOWN
+
+
 def _sentences(benched: Benched) -> list[str]:
     found = []
     for result in benched.results:
@@ -189,7 +208,7 @@ def _sentences(benched: Benched) -> list[str]:
         if result.joules_per_inference is not None:
             said.append(f"{significant(result.joules_per_inference)} J for each")
         memory = result.resident_bytes or result.planned_bytes
-        kind = "resident" if result.resident_bytes else "planned"
+        kind = "used" if result.resident_bytes else "planned"
         said.append(f"{_mib(sum(memory.values()))} of memory {kind}")
         said += [
             f"{significant(each)} requests per launch of {name}"
