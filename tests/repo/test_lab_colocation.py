@@ -191,6 +191,20 @@ def test_recipes_have_the_artifacts_that_are_made_for_them() -> None:
         assert wanted == made
 
 
+def test_recipes_of_saturated_models_have_the_artifacts_that_their_commands_make() -> None:
+    def wanted(recipe: str) -> list[tuple[str, ...]]:
+        return [m.artifact.parts[-2:] for m in Plan.read(RECIPES / recipe).members]
+
+    alone = [(Kind("resnet50", 12).run(RUNS).name, f"tenant-{seed}") for seed in range(8)]
+    together = (Kind("resnet50", 100, by=(8,)).run(RUNS).name, "artifact")
+    assert wanted("saturated.yaml") == alone
+    assert wanted("saturated-together.yaml") == [together, *alone[1:]]
+    ways = all_ways("resnet50", (12,), ("8@100",), (), compile=False)
+    way = next(each for each in ways if each.kind == "engine")
+    policy = Plan.read(RECIPES / "saturated-together.yaml").policy
+    assert {"kind": policy.kind} | policy.parameters == engine_plan(way, "cuda")["policy"]
+
+
 def test_the_papers_claims_are_answered_by_the_mean_over_all_numbers_of_products() -> None:
     def found(*, time: float, space: float, bmm: float) -> dict[str, Any]:
         rates = {"time": [time] * 6, "space": [space] * 6, "bmm": [bmm] * 6}
