@@ -152,6 +152,30 @@ def test_a_bench_changes_shares_while_members_serve_and_no_request_is_lost(
     assert "Shares change every 50" in page
 
 
+def test_a_bench_kills_a_member_and_says_when_all_served_again(
+    plan: Path, capsys: Captured
+) -> None:
+    members = ", ".join(f"{{name: m{i}, artifact: artifact-{i}, rate: 60}}" for i in (0, 1))
+    load = "{kind: poisson, duration: 1s, rounds: 2, kill: {member: m1, after: 300ms}}"
+    said = f"policy: {{kind: streams}}\nmembers: [{members}]\nload: {load}\n"
+    plan.write_text(f"place: processes\n{said}")
+    assert colocate("bench", plan, "--out", plan.with_name("out")) == 0
+    out = capsys.readouterr().out
+    document = json.loads(plan.with_name("out").joinpath("result.json").read_text())
+    (result,), (ran,) = document["results"], document["runs"]
+    killed = result["killed"]
+    assert (killed["member"], killed["lost"], killed["lost_own"]) == ("m1", 0, 0)
+    assert result["faults"] == len(killed["served_again_secs"]) == 2
+    for secs, observed in zip(killed["served_again_secs"], ran["together"], strict=True):
+        assert 0.3 <= observed["killed_at_secs"] < 1
+        assert secs > 0
+    page = plan.with_name("out").joinpath("report.html").read_text()
+    for text in (out, page):
+        assert "m1 was killed in each of 2 rounds: all served again after " in text
+        assert "; 0 requests of others lost, 0 of its own" in text
+    assert "The process of m1 is killed after 300" in page
+
+
 def test_a_policy_without_shares_cannot_change_them(plan: Path, capsys: Captured) -> None:
     members = "[{name: one, artifact: artifact-0, share: 100, shares: [50]}]"
     plan.write_text(f"members: {members}\nload: {{reshare_every: 50ms, duration: 1s}}\n")

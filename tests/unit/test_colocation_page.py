@@ -9,6 +9,7 @@ from rich.console import Console
 
 from tests.lib.report_pages import Page, plain
 from tunerd.colocation.bench import Benched
+from tunerd.colocation.load.killing import Killed
 from tunerd.colocation.load.result import LoadResult, TenantResult
 from tunerd.colocation.plan import Plan
 from tunerd.report.colocation import bench_page, bench_table
@@ -101,3 +102,15 @@ def test_memory_is_said_of_each_member_and_of_those_that_are_loaded_as_one() -> 
     text = page_of(time, used, one).text
     assert "Memory of each" in text
     assert "30.0 MiB, 29.0 MiB used" in text
+
+
+def test_a_load_that_ended_before_all_served_again_says_so() -> None:
+    some = replace(result("time", tenant("a", 0.3)), killed=Killed("one", (0.5, None), 2, 1))
+    none = replace(some, killed=Killed("one", (None,), 0, 0))
+    said = terminal(some, none)
+    assert (
+        "one was killed in each of 2 rounds: all served again after 500 ms; 1 time the load ended "
+        "before each had answered something that was sent since; give a longer duration; 2 "
+        "requests of others lost, 1 of its own"
+    ) in said
+    assert "one was killed once: 1 time the load ended before" in said

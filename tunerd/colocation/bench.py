@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from tunerd.colocation.load.arrivals import arrivals_of
 from tunerd.colocation.load.best import Best, best_of
 from tunerd.colocation.load.energy import EnergyMeter
 from tunerd.colocation.load.generator import Observed, run_load
+from tunerd.colocation.load.killing import killed_of
 from tunerd.colocation.load.resharing import Resharing, changes_of
 from tunerd.colocation.load.result import (
     LoadResult,
@@ -160,6 +162,9 @@ def _under(plan: Plan, say: Say) -> tuple[LoadResult, Rounds]:
         changes=None
         if plan.load.reshare_every is None
         else changes_of(rounds.change_secs, rounds.together, plan.members),
+        killed=None
+        if plan.load.kill is None
+        else killed_of(plan.load.kill.member, rounds.together, plan.members),
     )
     return result, rounds
 
@@ -199,5 +204,8 @@ def _together(
             resharing.stop()
             meter.stop()
 
-        observed = run_load(engine, load, inputs, on_start=begin, on_end=end)
+        during = None
+        if (kill := load.kill) is not None:
+            during = kill.after, functools.partial(engine.kill, kill.member)
+        observed = run_load(engine, load, inputs, on_start=begin, on_end=end, during=during)
     return observed, resharing.secs

@@ -13,6 +13,7 @@ from rich.text import Text
 from tunerd.colocation.bench import Benched
 from tunerd.colocation.load.alone import AgainstAlone
 from tunerd.colocation.load.generator import TRIM, Observed
+from tunerd.colocation.load.killing import Killed
 from tunerd.colocation.load.resharing import Changes
 from tunerd.colocation.load.result import LoadResult, TenantResult
 from tunerd.colocation.plan import LoadChoice, Plan, Proof
@@ -65,6 +66,7 @@ def samples_json(benched: Benched) -> list[dict[str, Any]]:
 def _observed_json(observed: Observed) -> dict[str, Any]:
     return {
         "window_secs": list(observed.window),
+        "killed_at_secs": observed.called_at,
         "samples": [
             [
                 s.member,
@@ -225,6 +227,8 @@ def _sentences(benched: Benched) -> list[str]:
         found += [f"{result.policy}: {_against_text(each)}" for each in result.against_alone]
         if result.changes is not None:
             found.append(f"{result.policy}: {_changes_text(result.changes)}")
+        if result.killed is not None:
+            found.append(f"{result.policy}: {_killed_text(result.killed)}")
     found += missing_percentiles(benched.results)
     late = [r.late_secs for r in benched.results if r.late_secs is not None]
     if late and benched.plan.load.kind != "closed":
@@ -252,6 +256,22 @@ def _changes_text(found: Changes) -> str:
         f"{secs_text(found.median_secs)} in the median, {secs_text(found.longest_secs)} the "
         f"longest; {found.lost:,} of {count_text(found.asked, 'request')} lost"
     )
+
+
+def _killed_text(found: Killed) -> str:
+    known = [secs for secs in found.served_again_secs if secs is not None]
+    times, missing = len(found.served_again_secs), len(found.served_again_secs) - len(known)
+    said = [f"all served again after {', '.join(map(secs_text, known))}"] if known else []
+    if missing:
+        said.append(
+            f"{count_text(missing, 'time')} the load ended before each had answered something that "
+            "was sent since; give a longer duration"
+        )
+    said.append(
+        f"{count_text(found.lost, 'request')} of others lost, {found.lost_own:,} of its own"
+    )
+    often = "once" if times == 1 else f"in each of {times} rounds"
+    return f"{found.member} was killed {often}: {'; '.join(said)}"
 
 
 def _plot_section(results: Sequence[LoadResult]) -> Section:
@@ -309,6 +329,8 @@ def _load_text(load: LoadChoice) -> str:
         how += f" The rates are {load.of_capacity:g}% of what each got in a closed loop."
     if load.reshare_every is not None:
         how += f" Shares change every {secs_text(load.reshare_every)}."
+    if load.kill is not None:
+        how += f" The process of {load.kill.member} is killed after {secs_text(load.kill.after)}."
     return (
         f"{how} Latencies count from the moment at which a request was meant to come; the first "
         f"and the last {TRIM:.0%} of {load.duration:g} s are left out."

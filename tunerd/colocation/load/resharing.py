@@ -11,7 +11,8 @@ from typing import ClassVar, Self
 import numpy as np
 
 from tunerd.colocation.engine import Engine
-from tunerd.colocation.load.generator import DONE, FAILED, Observed, Sample
+from tunerd.colocation.load.generator import Observed
+from tunerd.colocation.load.lost import lost_of
 from tunerd.colocation.plan import Member
 
 
@@ -98,9 +99,3 @@ def changes_of(
     """Return what changes that took so long have cost, by all requests of the rounds."""
     samples = [sample for observed in rounds for sample in observed.samples]
     return Changes(tuple(secs), len(samples), len(lost_of(samples, members)))
-
-
-def lost_of(samples: Sequence[Sample], members: Sequence[Member]) -> list[Sample]:
-    """Return the requests without an answer, but those that were refused for their deadline."""
-    bound = {member.name for member in members if member.slo_ms is not None}
-    return [s for s in samples if s.end == FAILED or (s.end != DONE and s.member not in bound)]
