@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import onnx
 import pytest
+import yaml
 from onnx import TensorProto, helper, numpy_helper
 
 import tunerd
@@ -28,7 +29,7 @@ from lab.colocation.steps import Steps, since_start
 from lab.colocation.tail_plot import dots_of, front, tails_svg
 from lab.colocation.tenants import RUNS, Kind
 from lab.colocation.ways import Ways, all_ways, chosen
-from tests.lib.colocation_plans import plan_of
+from tests.lib.colocation_plans import CORES, artifact, plan_of
 from tests.lib.super_models import ENCODER, artifact_of, tenant
 from tunerd.artifacts.manifest import read_all_variants
 from tunerd.artifacts.packing import pack_tenants
@@ -190,6 +191,20 @@ def test_recipes_have_the_artifacts_that_are_made_for_them() -> None:
         assert wanted == made
 
 
+def test_recipes_of_saturated_models_have_the_artifacts_that_their_commands_make() -> None:
+    def wanted(recipe: str) -> list[tuple[str, ...]]:
+        return [m.artifact.parts[-2:] for m in Plan.read(RECIPES / recipe).members]
+
+    alone = [(Kind("resnet50", 12).run(RUNS).name, f"tenant-{seed}") for seed in range(8)]
+    together = (Kind("resnet50", 100, by=(8,)).run(RUNS).name, "artifact")
+    assert wanted("saturated.yaml") == alone
+    assert wanted("saturated-together.yaml") == [together, *alone[1:]]
+    ways = all_ways("resnet50", (12,), ("8@100",), (), compile=False)
+    way = next(each for each in ways if each.kind == "engine")
+    policy = Plan.read(RECIPES / "saturated-together.yaml").policy
+    assert {"kind": policy.kind} | policy.parameters == engine_plan(way, "cuda")["policy"]
+
+
 def test_the_papers_claims_are_answered_by_the_mean_over_all_numbers_of_products() -> None:
     def found(*, time: float, space: float, bmm: float) -> dict[str, Any]:
         rates = {"time": [time] * 6, "space": [space] * 6, "bmm": [bmm] * 6}
@@ -312,6 +327,23 @@ def test_a_policy_that_cannot_be_measured_leaves_the_others_and_is_tried_again(
     assert asked == ["time", "space", "streams", "space"]
     assert set(document["policies"]) == {"time", "space", "streams"}
     assert document["problems"] == {}
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="two members are to have a core each")
+def test_changes_of_shares_are_those_that_a_bench_of_the_recipe_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = yaml.safe_load((RECIPES / "reshare.yaml").read_text())
+    for seed, member in enumerate(recipe["members"]):
+        member |= {"artifact": str(artifact(tmp_path, seed)), "share": 50, "shares": [50]}
+    recipe["load"] |= {"duration": "600ms"}
+    (tmp_path / "reshare.yaml").write_text(yaml.safe_dump(recipe | {"device": "cpu"}))
+    monkeypatch.setattr(latency, "RECIPES", tmp_path)
+    found = latency.reshares()
+    assert len(found["change_secs"]) >= 2
+    assert set(found["ends"]) == {"done"}
+    (tmp_path / "reshare.json").write_text(json.dumps({"part": "reshare", "secs": 1.0} | found))
+    assert f"{found['ends']['done']:,} requests answered, 0 lost" in tables(tmp_path)
 
 
 def test_after_the_last_moment_no_step_is_begun() -> None:

@@ -126,6 +126,63 @@ def test_a_load_may_be_a_part_of_the_capacity_which_is_measured_first(
     assert [len(each) for each in (ran["together"], ran["alone"]["m1"])] == [2, 2]
 
 
+@pytest.mark.skipif(len(CORES) < 2, reason="two members are to have a core each")
+@pytest.mark.parametrize("policy", ["space", "ordered"])
+def test_a_bench_changes_shares_while_members_serve_and_no_request_is_lost(
+    plan: Path, policy: str, capsys: Captured
+) -> None:
+    given = "{{name: m{0}, artifact: artifact-{0}, share: 50, shares: [50]}}"
+    members = ", ".join(given.format(i) for i in (0, 1))
+    load = "{kind: closed, clients: 2, duration: 1s, reshare_every: 50ms, rounds: 2}"
+    plan.write_text(f"policy: {{kind: {policy}}}\nmembers: [{members}]\nload: {load}\n")
+    assert colocate("bench", plan, "--out", plan.with_name("out")) == 0
+    out = capsys.readouterr().out
+    document = json.loads(plan.with_name("out").joinpath("result.json").read_text())
+    (result,), (ran,) = document["results"], document["runs"]
+    changes = result["changes"]
+    assert 2 <= len(changes["secs"]) <= 2 * 17  # in windows of 0.8 s
+    assert 0 < changes["median_secs"] <= changes["longest_secs"] == max(changes["secs"])
+    assert changes["asked"] == sum(len(observed["samples"]) for observed in ran["together"])
+    assert changes["lost"] == 0
+    said = f"; 0 of {changes['asked']:,} requests lost"
+    page = plan.with_name("out").joinpath("report.html").read_text()
+    for text in (out, page):
+        assert f"{len(changes['secs'])} changes of shares while they served: " in text
+        assert said in text
+    assert "Shares change every 50" in page
+
+
+def test_a_bench_kills_a_member_and_says_when_all_served_again(
+    plan: Path, capsys: Captured
+) -> None:
+    members = ", ".join(f"{{name: m{i}, artifact: artifact-{i}, rate: 60}}" for i in (0, 1))
+    load = "{kind: poisson, duration: 1s, rounds: 2, kill: {member: m1, after: 300ms}}"
+    said = f"policy: {{kind: streams}}\nmembers: [{members}]\nload: {load}\n"
+    plan.write_text(f"place: processes\n{said}")
+    assert colocate("bench", plan, "--out", plan.with_name("out")) == 0
+    out = capsys.readouterr().out
+    document = json.loads(plan.with_name("out").joinpath("result.json").read_text())
+    (result,), (ran,) = document["results"], document["runs"]
+    killed = result["killed"]
+    assert (killed["member"], killed["lost"], killed["lost_own"]) == ("m1", 0, 0)
+    assert result["faults"] == len(killed["served_again_secs"]) == 2
+    for secs, observed in zip(killed["served_again_secs"], ran["together"], strict=True):
+        assert 0.3 <= observed["killed_at_secs"] < 1
+        assert secs > 0
+    page = plan.with_name("out").joinpath("report.html").read_text()
+    for text in (out, page):
+        assert "m1 was killed in each of 2 rounds: all served again after " in text
+        assert "; 0 requests of others lost, 0 of its own" in text
+    assert "The process of m1 is killed after 300" in page
+
+
+def test_a_policy_without_shares_cannot_change_them(plan: Path, capsys: Captured) -> None:
+    members = "[{name: one, artifact: artifact-0, share: 100, shares: [50]}]"
+    plan.write_text(f"members: {members}\nload: {{reshare_every: 50ms, duration: 1s}}\n")
+    assert colocate("bench", plan, "--policy", "time") == ExitCode.BAD_INPUT
+    assert "the policy time has no shares that `shares` could change" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

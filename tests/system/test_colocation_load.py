@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from tunerd.colocation.load.alone import against_alone
 from tunerd.colocation.load.arrivals import BURST_PERIOD_SECS, BURST_SECS, arrivals_of, read_trace
 from tunerd.colocation.load.energy import EnergyMeter
 from tunerd.colocation.load.generator import Observed, Sample, run_load
+from tunerd.colocation.load.killing import killed_of
+from tunerd.colocation.load.resharing import changes_of
 from tunerd.colocation.load.result import attained, late_secs, tenants_of
 from tunerd.colocation.plan import LoadChoice
 from tunerd.errors import InputError
@@ -121,6 +124,35 @@ def test_attainment_counts_what_was_refused_and_of_admitted_does_not() -> None:
     assert tenants[1].attainment is None  # nobody asked
     assert tenants[2].slo_secs is None
     assert late_secs([observed]) == pytest.approx(0.01)
+
+
+def test_a_request_is_lost_by_a_change_unless_its_deadline_refused_it() -> None:
+    one = tuple(sample(0.1, 0.1, end) for end in ("done", "refused", "dropped", "failed"))
+    two = tuple(replace(each, member="two") for each in one)  # has no SLO
+    found = changes_of(
+        [0.3, 0.1, 0.2], [Observed(one, (0.5, 1.0)), Observed(two, (0.5, 1.0))], MEMBERS
+    )
+    assert (found.asked, found.lost) == (8, 1 + 3)
+    assert (found.median_secs, found.longest_secs) == (0.2, 0.3)
+    none = changes_of([], [], MEMBERS)
+    assert (none.median_secs, none.longest_secs) == (None, None)
+
+
+def test_all_serve_again_when_each_has_answered_what_was_sent_since() -> None:
+    def answered(name: str, sent_at: float, ended_at: float, end: str = "done") -> Sample:
+        return Sample(name, "a", sent_at, sent_at, ended_at, end)
+
+    killed = (
+        answered("one", 0.9, 3.0),  # in flight, and tried again
+        answered("one", 3.0, 3.2),
+        answered("one", 3.2, 3.4),
+        answered("two", 1.1, 1.2, "failed"),
+        answered("two", 1.3, 1.4),
+    )
+    first, second = Observed(killed, (0.0, 4.0), 1.0), Observed(killed[:1], (0.0, 4.0), 1.0)
+    found = killed_of("one", [first, second], MEMBERS)
+    assert found.served_again_secs == (pytest.approx(2.2), None)
+    assert (found.lost, found.lost_own) == (1, 0)
 
 
 def test_percentiles_need_samples_and_count_from_the_moment_that_was_meant() -> None:

@@ -19,6 +19,7 @@ from tunerd.artifacts.loading import load
 from tunerd.colocation import Engine, MemberError, RefusedError
 from tunerd.colocation.places.processes import ProcessesPlace
 from tunerd.colocation.work import Seat
+from tunerd.errors import HostError, InputError
 from tunerd.vocabulary import Arrays
 
 
@@ -151,6 +152,15 @@ def test_a_bug_that_a_sender_meets_ends_the_engine_and_leaves_nobody_waiting(
     with pytest.raises(RefusedError, match="takes no requests any more"):
         engine.submit("two", inputs())
     engine.close()
+
+
+def test_members_of_one_process_are_not_to_be_killed(script: Script, root: Path) -> None:
+    with engine_of(script, plan_of(root, TWO)) as engine:
+        with pytest.raises(HostError, match="the place in-process has no process of one"):
+            engine.kill("one")
+        with pytest.raises(InputError, match="no member 'three'"):
+            engine.kill("three")
+        result(engine.submit("one", inputs()))
 
 
 def test_loading_that_fails_leaves_no_thread_behind(script: Script, root: Path) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from tests.lib.report_pages import Page, plain
 from tunerd.colocation.bench import Benched
+from tunerd.colocation.load.killing import Killed
 from tunerd.colocation.load.result import LoadResult, TenantResult
 from tunerd.colocation.plan import Plan
 from tunerd.report.colocation import bench_page, bench_table
+from tunerd.system.text import UNKNOWN
 
 PLAN = Plan.model_validate({"members": [{"name": "one", "artifact": Path("a")}]})
 
@@ -81,3 +84,33 @@ def test_of_many_tenants_without_a_p99_some_are_named() -> None:
     said = terminal(result("time", *few))
     assert "time: p95 takes 100, p99 takes 500 answered requests; one t0 had 90 of 600" in said
     assert "one t3 had 90 of 600, and 5 more too few; give" in said
+
+
+def test_memory_is_said_of_each_member_and_of_those_that_are_loaded_as_one() -> None:
+    mib = 1 << 20
+    planned = {"one": 2 * mib, "two": 30 * mib}
+    time = replace(result("time", tenant("a", 0.3)), planned_bytes=planned)
+    used = replace(time, policy="space", resident_bytes={"one": mib, "two": 29 * mib})
+    one = replace(time, policy="space-time", resident_bytes={"one+1": 33 * mib})
+    rows = (
+        "memory planned time space space-time",
+        "one 2.00 MiB 2.00 MiB, 1.00 MiB used 2.00 MiB",
+        "two 30.0 MiB 30.0 MiB, 29.0 MiB used 30.0 MiB",
+        f"one+1 {UNKNOWN} {UNKNOWN} 33.0 MiB used",
+    )
+    assert terminal(time, used, one).endswith(" ".join(rows))
+    text = page_of(time, used, one).text
+    assert "Memory of each" in text
+    assert "30.0 MiB, 29.0 MiB used" in text
+
+
+def test_a_load_that_ended_before_all_served_again_says_so() -> None:
+    some = replace(result("time", tenant("a", 0.3)), killed=Killed("one", (0.5, None), 2, 1))
+    none = replace(some, killed=Killed("one", (None,), 0, 0))
+    said = terminal(some, none)
+    assert (
+        "one was killed in each of 2 rounds: all served again after 500 ms; 1 time the load ended "
+        "before each had answered something that was sent since; give a longer duration; 2 "
+        "requests of others lost, 1 of its own"
+    ) in said
+    assert "one was killed once: 1 time the load ended before" in said

@@ -9,7 +9,7 @@ import pytest
 
 from tests.lib import ROOT
 from tunerd.colocation.placement.job_file import JobFile
-from tunerd.colocation.plan import Plan, shares_of
+from tunerd.colocation.plan import Kill, Plan, shares_of
 from tunerd.colocation.planning.mix import Mix
 from tunerd.colocation.policies import policy_of
 from tunerd.errors import InputError
@@ -171,6 +171,47 @@ def test_a_load_may_be_a_part_of_the_capacity(tmp_path: Path) -> None:
     closed = short.with_load({"kind": "closed"})
     assert closed.load.of_capacity is None
     assert short.with_load({"kind": "bursts"}).load.of_capacity == 80.0
+
+
+RESHARED = """
+members:
+  - {name: a, artifact: x, share: 50, shares: [70]}
+  - {name: b, artifact: y, share: 50, SHARES}
+load: {reshare_every: 100ms, duration: 1s, MORE}
+"""
+
+
+def test_shares_may_change_while_a_load_runs(tmp_path: Path) -> None:
+    text = RESHARED.replace("SHARES", "shares: [30]")
+    plan = Plan.read(written(tmp_path, text.replace("MORE", "kind: closed")))
+    assert plan.load.reshare_every == 0.1
+    with pytest.raises(InputError, match="`reshare_every` is not within the duration"):
+        plan.with_load({"duration": 0.1})
+    with pytest.raises(InputError, match="`reshare_every` or `alone`; leave one of them out"):
+        Plan.read(written(tmp_path, text.replace("MORE", "alone: [a]")))
+    without = text.replace("shares: [70]", "weight: 1").replace("shares: [30]", "weight: 1")
+    with pytest.raises(InputError, match="give every member `shares` to change to"):
+        Plan.read(written(tmp_path, without.replace("MORE", "kind: closed")))
+
+
+def test_a_member_may_be_killed_while_a_load_runs(tmp_path: Path) -> None:
+    text = """
+    place: processes
+    members: [{name: a, artifact: x}]
+    load: {kill: {member: a, after: 500ms}, duration: 1s}
+    """
+    plan = Plan.read(written(tmp_path, text))
+    assert plan.load.kill == Kill(member="a", after=0.5)
+    assert plan.with_load({"duration": 2.0}).load.kill == plan.load.kill
+    with pytest.raises(InputError, match="`kill` is not within the duration"):
+        plan.with_load({"duration": 0.5})
+    with pytest.raises(InputError, match="`kill` or `alone`; leave one of them out"):
+        Plan.read(written(tmp_path, text.replace("duration: 1s", "alone: [a]")))
+    with pytest.raises(InputError, match="there is no member 'b'"):
+        Plan.read(written(tmp_path, text.replace("member: a", "member: b")))
+    for place in ("in-process", "mps"):
+        with pytest.raises(InputError, match=f"the place {place} has no process of a member that"):
+            Plan.read(written(tmp_path, text.replace("place: processes", f"place: {place}")))
 
 
 def test_a_plan_that_is_not_there_is_said(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from tunerd.colocation.load.arrivals import arrivals_of
 from tunerd.colocation.load.best import Best, best_of
 from tunerd.colocation.load.energy import EnergyMeter
 from tunerd.colocation.load.generator import Observed, run_load
+from tunerd.colocation.load.killing import killed_of
+from tunerd.colocation.load.resharing import Resharing, changes_of
 from tunerd.colocation.load.result import (
     LoadResult,
     attained,
@@ -33,10 +36,14 @@ _CAPACITY_CLIENTS = 2  # of each tenant, at least: while one waits, the other is
 
 @dataclass(frozen=True)
 class Rounds:
-    """All requests under one policy: of each round those to all, and those to each member alone."""
+    """All requests under one policy: of each round those to all, and those to each member alone.
+
+    change_secs: how long each change of shares took meanwhile.
+    """
 
     together: tuple[Observed, ...]
     alone: Mapping[str, tuple[Observed, ...]]
+    change_secs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,6 +159,12 @@ def _under(plan: Plan, say: Say) -> tuple[LoadResult, Rounds]:
         against_alone=tuple(
             against_alone(name, rounds.together, each) for name, each in rounds.alone.items()
         ),
+        changes=None
+        if plan.load.reshare_every is None
+        else changes_of(rounds.change_secs, rounds.together, plan.members),
+        killed=None
+        if plan.load.kill is None
+        else killed_of(plan.load.kill.member, rounds.together, plan.members),
     )
     return result, rounds
 
@@ -161,13 +174,38 @@ def _observed(engine: Engine, meter: EnergyMeter, say: Say) -> Rounds:
     plan, load, inputs = engine.plan, engine.plan.load, sample_inputs(engine.plan)
     lonely = [m for m in plan.members if m.name in load.alone]
     together: list[Observed] = []
+    change_secs: list[float] = []
     alone: dict[str, list[Observed]] = {m.name: [] for m in lonely}
     for number in range(load.rounds):
         this = load.model_copy(update={"seed": load.seed + number})
         where = f", round {number + 1} of {load.rounds}" if load.rounds > 1 else ""
         say(f"{plan.policy.kind}: {load.kind} load for {load.duration:g} s{where}")
-        together.append(run_load(engine, this, inputs, on_start=meter.start, on_end=meter.stop))
+        observed, took_secs = _together(engine, this, inputs, meter)
+        together.append(observed)
+        change_secs += took_secs
         for member in lonely:
             say(f"{plan.policy.kind}: {member.name} alone for {load.duration:g} s{where}")
             alone[member.name].append(run_load(engine, this, inputs, members=(member,)))
-    return Rounds(tuple(together), {name: tuple(each) for name, each in alone.items()})
+    found = {name: tuple(each) for name, each in alone.items()}
+    return Rounds(tuple(together), found, tuple(change_secs))
+
+
+def _together(
+    engine: Engine, load: LoadChoice, inputs: Mapping[str, Arrays], meter: EnergyMeter
+) -> tuple[Observed, Sequence[float]]:
+    """Send the load to all, and return the seconds of each change of shares, too."""
+    with Resharing(engine, load.reshare_every) as resharing:
+
+        def begin() -> None:
+            meter.start()
+            resharing.start()
+
+        def end() -> None:
+            resharing.stop()
+            meter.stop()
+
+        during = None
+        if (kill := load.kill) is not None:
+            during = kill.after, functools.partial(engine.kill, kill.member)
+        observed = run_load(engine, load, inputs, on_start=begin, on_end=end, during=during)
+    return observed, resharing.secs

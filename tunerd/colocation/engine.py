@@ -292,6 +292,14 @@ class Engine:
             changed = self._dispatcher.reshare(fitting[0])
         return changed.result(timeout_secs)
 
+    def kill(self, model: str) -> None:
+        """Kill a member's processes, as the system may where memory runs out: to see what follows.
+
+        They are started again as after any fault. Raises InputError for a member that there is not,
+        and HostError where the place has no process of a member that may be killed.
+        """
+        self._place.kill(self._member(model).name)
+
     def inputs_of(self, model: str) -> tuple[TensorSpec, ...]:
         """Return the names, shapes and types of a member's inputs, in order."""
         member = self._member(model)

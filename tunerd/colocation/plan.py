@@ -18,6 +18,7 @@
         rate: 20               # requests per second, of `tunerd colocate bench`
         clients: 2             # or always so many requests of each tenant, whatever the load is
       - ...
+    load: {kind: closed, reshare_every: 100ms}   # what `tunerd colocate bench` sends, and changes
 
 `tunerd colocate regulate` writes after which kernels models stop, which parts of them do not run at
 once, and what was measured of that:
@@ -118,6 +119,13 @@ class PolicyChoice(BaseModel):
         return dict(self.model_extra or {})
 
 
+class Kill(Part):
+    """A member whose process is killed, so long after a load has begun."""
+
+    member: Name
+    after: Annotated[float, BeforeValidator(texts.duration), Field(gt=0)]
+
+
 class LoadChoice(Part):
     """What `tunerd colocate bench` asks of the members.
 
@@ -128,6 +136,10 @@ class LoadChoice(Part):
     of_capacity: instead of rates, this percentage of what each member gets in a closed loop under
     the plan's policy, which is measured first. `load: 80%` is that as a Poisson load.
     alone: members that are sent their load alone, too, in turns with that of all, `rounds` times.
+    reshare_every: so often all members get their next `shares` while they serve, after the last
+    the first again.
+    kill: a member whose process is killed meanwhile, as where memory runs out. An open load sends
+    it requests while it is away.
     """
 
     kind: LoadKind = "closed"
@@ -137,6 +149,8 @@ class LoadChoice(Part):
     of_capacity: Annotated[float, BeforeValidator(_percent), Field(gt=0, le=1000)] | None = None
     alone: tuple[Name, ...] = ()
     rounds: Annotated[int, Field(ge=1, le=1000)] = 1
+    reshare_every: Annotated[float, BeforeValidator(texts.duration), Field(gt=0)] | None = None
+    kill: Kill | None = None
     trace: Path | None = None
     seed: Annotated[int, Field(ge=0)] = 0
 
@@ -146,6 +160,12 @@ class LoadChoice(Part):
             raise ValueError("a load of kind trace, and no other, names a file in `trace`")
         if self.of_capacity is not None and self.kind not in ("poisson", "bursts"):
             raise ValueError("`of_capacity` is for loads of kind poisson or bursts")
+        kill_after = None if self.kill is None else self.kill.after
+        for what, secs in (("reshare_every", self.reshare_every), ("kill", kill_after)):
+            if secs is not None and secs >= self.duration:
+                raise ValueError(f"`{what}` is not within the duration; give a longer duration")
+            if secs is not None and self.alone:
+                raise ValueError(f"a load has `{what}` or `alone`; leave one of them out")
         return self
 
 
@@ -217,6 +237,16 @@ class Plan(Part):
             raise ValueError("two members have a core in common; give each its own")
         if unknown := set(self.load.alone) - set(names):
             raise ValueError(f"load.alone: there is no member '{min(unknown)}'")
+        if self.load.reshare_every is not None and len(self.layouts) < 2:
+            raise ValueError("load.reshare_every: give every member `shares` to change to")
+        if self.load.kill is not None:
+            if self.load.kill.member not in names:
+                raise ValueError(f"load.kill: there is no member '{self.load.kill.member}'")
+            if self.place != "processes":
+                raise ValueError(
+                    f"load.kill: the place {self.place} has no process of a member that may be "
+                    "killed; choose `place: processes`"
+                )
         if self.load.of_capacity is not None:
             for member in self.members:
                 if member.rate is not None:

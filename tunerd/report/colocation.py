@@ -13,6 +13,8 @@ from rich.text import Text
 from tunerd.colocation.bench import Benched
 from tunerd.colocation.load.alone import AgainstAlone
 from tunerd.colocation.load.generator import TRIM, Observed
+from tunerd.colocation.load.killing import Killed
+from tunerd.colocation.load.resharing import Changes
 from tunerd.colocation.load.result import LoadResult, TenantResult
 from tunerd.colocation.plan import LoadChoice, Plan, Proof
 from tunerd.colocation.policies import POLICIES
@@ -64,6 +66,7 @@ def samples_json(benched: Benched) -> list[dict[str, Any]]:
 def _observed_json(observed: Observed) -> dict[str, Any]:
     return {
         "window_secs": list(observed.window),
+        "killed_at_secs": observed.called_at,
         "samples": [
             [
                 s.member,
@@ -86,7 +89,8 @@ def write_bench(benched: Benched, folder: Path) -> None:
 
 def bench_table(benched: Benched) -> RenderableType:
     """Return a line for each policy, member and tenant, for rich to print."""
-    said = shown((_grid(benched.results), Items(_sentences(benched))))
+    blocks = (_grid(benched.results), Items(_sentences(benched)), _memory_grid(benched.results))
+    said = shown(blocks)
     return Group(Text(_title(benched.plan), style="bold"), said)
 
 
@@ -99,6 +103,7 @@ def bench_page(benched: Benched) -> str:
             _load_text(benched.plan.load),
         ),
         _plot_section(results),
+        Section("Memory of each", (_memory_grid(results),)),
         Section(
             "The policies", [Items([f"{r.policy}: {POLICIES[r.policy].about}" for r in results])]
         ),
@@ -179,6 +184,23 @@ def _cells(result: LoadResult, tenant: TenantResult) -> tuple[str, ...]:
     )
 
 
+def _memory_grid(results: Sequence[LoadResult]) -> Grid:
+    """Return what each member was planned to take under each policy, and was found to use.
+
+    Members that are loaded as one have a row together, too: what they use is known of all of them.
+    """
+    names = {name: None for r in results for name in (*r.planned_bytes, *r.resident_bytes)}
+    rows = [(name, *(_memory_text(r, name) for r in results)) for name in names]
+    return Grid(("memory planned", *(r.policy for r in results)), rows)
+
+
+def _memory_text(result: LoadResult, name: str) -> str:
+    planned, used = result.planned_bytes.get(name), result.resident_bytes.get(name)
+    said = [] if planned is None else [_mib(planned)]
+    said += [] if used is None else [f"{_mib(used)} used"]
+    return ", ".join(said) or UNKNOWN
+
+
 def _sentences(benched: Benched) -> list[str]:
     found = []
     for result in benched.results:
@@ -188,7 +210,7 @@ def _sentences(benched: Benched) -> list[str]:
         if result.joules_per_inference is not None:
             said.append(f"{significant(result.joules_per_inference)} J for each")
         memory = result.resident_bytes or result.planned_bytes
-        kind = "resident" if result.resident_bytes else "planned"
+        kind = "used" if result.resident_bytes else "planned"
         said.append(f"{_mib(sum(memory.values()))} of memory {kind}")
         said += [
             f"{significant(each)} requests per launch of {name}"
@@ -203,6 +225,10 @@ def _sentences(benched: Benched) -> list[str]:
         said += result.mismatches
         found.append(f"{result.policy}: {', '.join(said)}")
         found += [f"{result.policy}: {_against_text(each)}" for each in result.against_alone]
+        if result.changes is not None:
+            found.append(f"{result.policy}: {_changes_text(result.changes)}")
+        if result.killed is not None:
+            found.append(f"{result.policy}: {_killed_text(result.killed)}")
     found += missing_percentiles(benched.results)
     late = [r.late_secs for r in benched.results if r.late_secs is not None]
     if late and benched.plan.load.kind != "closed":
@@ -222,6 +248,30 @@ def _against_text(found: AgainstAlone) -> str:
         if ratio is not None
     ]
     return f"{found.member} beside the others over alone: {', '.join(said) or 'cannot tell'}"
+
+
+def _changes_text(found: Changes) -> str:
+    return (
+        f"{count_text(len(found.secs), 'change')} of shares while they served: "
+        f"{secs_text(found.median_secs)} in the median, {secs_text(found.longest_secs)} the "
+        f"longest; {found.lost:,} of {count_text(found.asked, 'request')} lost"
+    )
+
+
+def _killed_text(found: Killed) -> str:
+    known = [secs for secs in found.served_again_secs if secs is not None]
+    times, missing = len(found.served_again_secs), len(found.served_again_secs) - len(known)
+    said = [f"all served again after {', '.join(map(secs_text, known))}"] if known else []
+    if missing:
+        said.append(
+            f"{count_text(missing, 'time')} the load ended before each had answered something that "
+            "was sent since; give a longer duration"
+        )
+    said.append(
+        f"{count_text(found.lost, 'request')} of others lost, {found.lost_own:,} of its own"
+    )
+    often = "once" if times == 1 else f"in each of {times} rounds"
+    return f"{found.member} was killed {often}: {'; '.join(said)}"
 
 
 def _plot_section(results: Sequence[LoadResult]) -> Section:
@@ -277,6 +327,10 @@ def _load_text(load: LoadChoice) -> str:
     }[load.kind]
     if load.of_capacity is not None:
         how += f" The rates are {load.of_capacity:g}% of what each got in a closed loop."
+    if load.reshare_every is not None:
+        how += f" Shares change every {secs_text(load.reshare_every)}."
+    if load.kill is not None:
+        how += f" The process of {load.kill.member} is killed after {secs_text(load.kill.after)}."
     return (
         f"{how} Latencies count from the moment at which a request was meant to come; the first "
         f"and the last {TRIM:.0%} of {load.duration:g} s are left out."

@@ -12,11 +12,11 @@
     faults     how long ten tenants in clients of MPS are without answers when one of them faults
 
 Each of the first four is a plan of recipes/colocation under several policies, as `tunerd colocate
-bench` runs it. Artifacts that are missing in runs/colocation are made first (lab/colocation/
-tenants.py); --prepare-only does no more. A policy, or a number of replicas, is measured within
---secs in a process of its own; --only chooses some, and one that is there is not measured again.
-Written after each: PART.json with every latency, the seconds of each step and what failed why, and
-latency.txt. Runs where PyTorch and one NVIDIA GPU are.
+bench` runs it, and `reshare` is one under its own. What is missing in runs/colocation is
+made first (lab/colocation/tenants.py); --prepare-only does no more. A policy, or a number of
+replicas, is measured within --secs in a process of its own; --only chooses some, and one that is
+there is not measured again. Written after each: PART.json with every latency, the seconds of each
+step and what failed why, and latency.txt. Runs where PyTorch and one NVIDIA GPU are.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lab.colocation import latency_table, recovery, tenants
-from lab.colocation.resharing import reshares
 from lab.colocation.steps import Steps, say, since_start
 from lab.colocation.tenants import RUNS, Kind
 from lab.colocation.workers import found_by
@@ -108,6 +108,23 @@ def bench(part: Part, place: str, policy: str, rates: Mapping[str, float]) -> di
     return {"policies": {policy: found}, "rates": new} | measured
 
 
+def reshares() -> dict[str, Any]:
+    """Bench the recipe whose shares change; return each change's seconds, and all requests."""
+    from tunerd import api
+
+    benched = api.colocate_bench(RECIPES / "reshare.yaml", on_step=say)
+    (result,), (rounds,) = benched.results, benched.rounds
+    assert result.changes is not None
+    samples = [sample for observed in rounds.together for sample in observed.samples]
+    return {
+        "change_secs": list(result.changes.secs),
+        "is_under_load": True,
+        "ends": dict(Counter(sample.end for sample in samples)),
+        "latencies_us": [round(sample.latency_secs * 1e6) for sample in samples],
+        "problems": {},
+    }
+
+
 def _compact(observed: Any) -> dict[str, Any]:
     """Return by member the sorted microseconds of what was answered, and how all ended."""
     found: dict[str, Any] = {}
@@ -157,7 +174,7 @@ def inside(options: argparse.Namespace) -> None:
     if part == "density":
         found = density(int(configuration.partition(" ")[0]), folders)
     elif part == "reshare":
-        found = reshares(RECIPES / "reshare.yaml")
+        found = reshares()
     elif part == "faults":
         found = recovery.faults(folders[:9], recovery.lookup(RUNS.resolve() / "lookup"))
     else:

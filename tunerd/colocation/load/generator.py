@@ -53,10 +53,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Observed:
-    """All requests of a load, and the window of those that count, by when they were meant."""
+    """All requests of a load, and the window of those that count, by when they were meant.
+
+    called_at: when what was to be done during the load was done.
+    """
 
     samples: tuple[Sample, ...]
     window: tuple[float, float]
+    called_at: float | None = None
 
     @property
     def counted(self) -> list[Sample]:
@@ -108,6 +112,7 @@ def run_load(
     members: Sequence[Member] | None = None,
     on_start: Callable[[], None] = lambda: None,
     on_end: Callable[[], None] = lambda: None,
+    during: tuple[float, Callable[[], None]] | None = None,
 ) -> Observed:
     """Send a load to an engine that has started, and wait for all answers.
 
@@ -115,6 +120,7 @@ def run_load(
         inputs: of each member, by its name.
         members: who is sent something; all members of the engine's plan if not given.
         on_start, on_end: called where the window of what counts begins and ends.
+        during: something else to call, so many seconds after the start.
 
     Raises InputError where the plan lacks what the load needs. Whatever is raised, an interruption
     too, ends the load: nothing more is sent, and clients wait for one more answer at most.
@@ -125,10 +131,17 @@ def run_load(
     is_closed = load.kind == "closed"
     arrivals = [] if is_closed else arrivals_of(members, load)
     log = _Log(members, {m.name: _buffered(engine, m.name, inputs[m.name]) for m in members})
-    timers = [
-        threading.Timer(_LEAD_SECS + at, call)
-        for at, call in zip(window, (on_start, on_end), strict=True)
-    ]
+    calls = list(zip(window, (on_start, on_end), strict=True))
+    called_at: list[float] = []
+    if during is not None:
+        after_secs, call = during
+
+        def called() -> None:
+            call()
+            called_at.append(time.monotonic() - log.start_at)
+
+        calls.append((after_secs, called))
+    timers = [threading.Timer(_LEAD_SECS + at, call) for at, call in calls]
     clients = [
         (member.name, tenant)
         for member in members
@@ -154,7 +167,7 @@ def run_load(
         raise
     for timer in timers:
         timer.join()
-    return Observed(samples, window)
+    return Observed(samples, window, called_at[0] if called_at else None)
 
 
 def _buffered(engine: Engine, member: str, inputs: Arrays) -> InputBuffers:

@@ -229,6 +229,13 @@ class Place(ABC):
     def end_apart(self) -> None:  # noqa: B027
         """End what runs apart, and what would, from any thread: nobody waits for it any more."""
 
+    def kill(self, member: str) -> None:
+        """Kill the processes of a member's seats, from any thread; HostError where none may be."""
+        raise HostError(
+            f"the place {self.kind} has no process of {member} that may be killed; choose "
+            "`place: processes`"
+        )
+
     @abstractmethod
     def close(self) -> None:
         """Stop all seats."""

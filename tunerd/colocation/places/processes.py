@@ -9,6 +9,7 @@ lost, and the fault is a member's own where nothing else ran meanwhile, or its s
 from __future__ import annotations
 
 import math
+import signal
 import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from tunerd.runner.seat_client import Cutting, SeatClient
 from tunerd.slices.base import ProcessSlice
 from tunerd.slices.cpu import CpuSlice
 from tunerd.system import cores
+from tunerd.system.processes import ProcessId
 from tunerd.system.text import numbers_text
 from tunerd.vocabulary import Arrays, CapProof, Kind, SliceSpec
 
@@ -193,6 +195,12 @@ class ProcessesPlace(RunnersPlace):
             except psutil.NoSuchProcess:
                 continue
         return found
+
+    def kill(self, member: str) -> None:
+        held = [held for seat, held in list(self._seats.items()) if seat.member == member]
+        for process in [ProcessId.of(each.pid) for each in held]:
+            if process is not None:
+                process.signal(signal.SIGKILL)
 
     def _slice_of(self, seat: Seat, lane: Lane) -> ProcessSlice:
         return CpuSlice(
