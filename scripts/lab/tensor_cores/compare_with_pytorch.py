@@ -11,9 +11,9 @@ ready before the first sample is taken; a sample is the mean of as many inferenc
 5 ms, with the inputs on the device.
 
 Runs where PyTorch, torchvision, transformers and one NVIDIA GPU are. Writes comparison.json with
-every sample, the seconds that tuning and compiling took and the facts of the host, and
-comparison.txt. What was tuned before, in FOLDER/runs, is not tuned again, and what was timed is
-timed again with --again alone.
+every sample and the seconds that tuning and compiling took, and comparison.txt. What was tuned
+before, in FOLDER/runs, is not tuned again, and what was timed is timed again with --again alone: so
+the command and the facts of the host stand beside each model's tuning and beside its samples.
 """
 
 from __future__ import annotations
@@ -301,19 +301,25 @@ def tune(options: argparse.Namespace, name: str) -> dict[str, Any]:
     started = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True)
     secs = time.monotonic() - started
-    found: dict[str, Any] = {"secs": secs, "exit_code": done.returncode}
+    found: dict[str, Any] = {**made_by(command), "secs": secs, "exit_code": done.returncode}
     with contextlib.suppress(ValueError):
-        outcome = json.loads(done.stdout)
-        found["verification"] = outcome.get("verification")
-        found["trials"] = sum(t["trials"] for t in outcome.get("tasks", ()))
-        found["kernels_secs"] = sum(
-            t["weight"] * t["best_secs"] for t in outcome.get("tasks", ()) if t.get("best_secs")
-        )
+        found |= tuned(json.loads(done.stdout))
     if not (folder / "artifact").is_dir():
         found["problem"] = done.stderr[-500:]
     else:
         kept.write_text(json.dumps(found))
     return found
+
+
+def tuned(outcome: dict[str, Any]) -> dict[str, Any]:
+    """Return what is kept of what `tunerd tune --json` says."""
+    tasks = outcome.get("tasks", ())
+    return {
+        "verification": outcome.get("verification"),
+        "trials": sum(t["trials"] for t in tasks),
+        "kernels_secs": sum(t["weight"] * t["best_secs"] for t in tasks if t.get("best_secs")),
+        "time_use": outcome.get("time_use"),
+    }
 
 
 def measure(options: argparse.Namespace, name: str, env: dict[str, str]) -> dict[str, Any]:
@@ -332,13 +338,13 @@ def measure(options: argparse.Namespace, name: str, env: dict[str, str]) -> dict
             if line.startswith("FOUND "):
                 found = dict(json.loads(line.removeprefix("FOUND ")))
                 found["problems"] |= faults
-                return found
+                return made_by() | found
         turns = [x.removeprefix(TURN) for x in lines if x.startswith(TURN)]
         if not turns:
             break
         said = [x for x in done.stderr.splitlines() if "Error" in x or "error" in x] or [""]
         faults[turns[-1]] = f"it ended the process ({done.returncode}): {said[0]}"
-    return {"problem": done.stderr[-500:], "problems": faults}
+    return {**made_by(), "problem": done.stderr[-500:], "problems": faults}
 
 
 def shown(document: dict[str, Any]) -> str:
@@ -396,7 +402,6 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     place = options.out / "comparison.json"
     document: dict[str, Any] = {
-        **made_by(),
         "gpu_pct": options.gpu_pct,
         "precision": options.precision,
         "batch": options.batch,
