@@ -124,6 +124,7 @@ def compile_artifact(
             "files": {name: sha256_of(part / name) for name in files},
             "model": {"name": model.name, "digest": model.digest},
             "precision": model.precision or AS_EXPORTED,
+            "notes": list(dict.fromkeys((*model.notes, *lowered.notes))),  # a run's has both
             "inputs": to_json(model.inputs),
             "outputs": to_json(model.outputs),
             "weights": names,
