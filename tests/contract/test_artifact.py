@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -108,6 +109,28 @@ def test_the_manifest_says_what_was_tuned_for_which_share(
     tuned = [t for t in manifest["tasks"] if t["origin"] == "search"]
     assert [(t["candidate_id"], t["kernels"]) for t in tuned] == [(winner.candidate_id, 1)]
     assert manifest["hit_rate"] == pytest.approx(1 / len(manifest["tasks"]))
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])
+def test_the_manifest_says_what_stays_in_fp32(tmp_path: Path, precision: str, dtype: str) -> None:
+    tiny_artifact(tmp_path / "a", tuned=False, precision=precision)
+    manifest = read_manifest(tmp_path / "a")
+    assert manifest["precision"] == precision
+    (said,) = (note for note in manifest["notes"] if f"are stored as {dtype}" in note)
+    stored, _, kept = said.partition("; ")
+    assert int(stored.split()[0]) > 0
+    assert re.match(r"\d+ stay float32: ", kept)
+    assert "a bias, a scale or another vector" in kept
+    assert "an input of the model" in kept
+
+
+def test_the_manifest_has_each_note_once(tmp_path: Path) -> None:
+    model = dataclasses.replace(tiny_convnet(), precision="fp16")
+    lowered = lower(model, LLVM)
+    assert lowered.notes
+    noted = dataclasses.replace(model, notes=("the batch is 2", *lowered.notes))
+    compile_artifact(lowered, (), {}, LLVM, tmp_path / "a", model=noted, pct=50)
+    assert read_manifest(tmp_path / "a")["notes"] == ["the batch is 2", *lowered.notes]
 
 
 def test_the_manifest_says_what_lies_between_the_kernels(artifact: Path) -> None:

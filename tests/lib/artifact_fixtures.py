@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -111,11 +112,12 @@ def tiny_artifact(
     proof: CapProof = CORES,
     pct: int = 50,
     seed: int = 0,
+    precision: str = "",
 ) -> Model:
     """Compile the tiny model for llvm into `folder` and return the model."""
-    model = tiny_convnet(seed)
+    model = dataclasses.replace(tiny_convnet(seed), precision=precision)
     lowered = lower(model, LLVM)
-    tasks = extract_tasks(lowered, LLVM)
+    tasks = extract_tasks(lowered, LLVM, precision=precision)
     winner = matmul_winner(tasks)
     compile_artifact(
         lowered,

@@ -119,10 +119,19 @@ def outcome(
     )
 
 
-def run_of(folder: Path, ended: Outcome | None) -> Path:
+def run_of(folder: Path, ended: Outcome | None, *, precision: str | None = None) -> Path:
     """Write a run that ended so; None: one that has not ended."""
     model, proof = (ended.model, ended.proofs[0]) if ended else (MODEL, PROOF)
-    facts = RunFacts(model.name, model.digest, GPU, proof.device, "mps", 40, "0.27.0.post1")
+    facts = RunFacts(
+        model_name=model.name,
+        model_digest=model.digest,
+        target=GPU,
+        device=proof.device,
+        slice_kind="mps",
+        pct=40,
+        tvm_version="0.27.0.post1",
+        settings={"precision": precision},
+    )
     with RunFolder.open(folder, facts=facts) as made:
         if ended is not None:
             made.store.save_outcome(ended)

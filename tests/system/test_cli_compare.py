@@ -33,8 +33,8 @@ MakeRun = Callable[..., str]
 def make(tmp_path: Path) -> MakeRun:
     """Return what writes a run that ended so, and names its folder."""
 
-    def made(name: str, ended: Outcome | None) -> str:
-        return str(run_of(tmp_path / name, ended))
+    def made(name: str, ended: Outcome | None, **of_run: str) -> str:
+        return str(run_of(tmp_path / name, ended, **of_run))
 
     return made
 
@@ -160,6 +160,39 @@ def test_another_model_or_other_inputs_are_not_comparable(make: MakeRun, capsys:
     new = make("new", dataclasses.replace(outcome(2), model=other))
     found = document(capsys, base, new, code=ExitCode.NOT_COMPARABLE)
     assert [text.split(":")[0] for text in found["differences"]] == ["model", "inputs"]
+
+
+@pytest.mark.parametrize(
+    ("precisions", "said"),
+    [
+        ({"base": "fp32", "new": "fp16"}, "precision: fp32 and fp16"),
+        ({"new": "tf32"}, "precision: as exported and tf32"),
+    ],
+)
+def test_runs_in_two_precisions_are_not_comparable(
+    make: MakeRun, capsys: Captured, precisions: dict[str, str], said: str
+) -> None:
+    made = [
+        make(name, outcome(seed), **({"precision": precisions[name]} if name in precisions else {}))
+        for seed, name in enumerate(("base", "new"))
+    ]
+    found = document(capsys, *made, code=ExitCode.NOT_COMPARABLE)
+    assert found["differences"] == [said]
+    assert found["headline"] == f"not comparable: {said}"
+
+
+def test_runs_in_one_precision_are_compared(make: MakeRun, capsys: Captured) -> None:
+    base = make("base", outcome(1), precision="fp16")
+    new = make("new", outcome(2), precision="fp16")
+    assert document(capsys, base, new, code=ExitCode.BETTER)["new"]["precision"] == "fp16"
+
+
+def test_artifacts_in_two_precisions_are_not_measured(tmp_path: Path, capsys: Captured) -> None:
+    tiny_artifact(tmp_path / "base", tuned=False)
+    tiny_artifact(tmp_path / "new", tuned=False, precision="fp16")
+    argv = (str(tmp_path / "base"), str(tmp_path / "new"))
+    found = document(capsys, *argv, code=ExitCode.NOT_COMPARABLE)
+    assert found["differences"] == ["precision: as exported and fp16"]
 
 
 def test_artifacts_for_other_shares_need_one_to_measure_at(

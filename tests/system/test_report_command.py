@@ -8,6 +8,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import cmarkgfm
 import pytest
@@ -230,10 +231,11 @@ def test_runs_of_one_kind_are_compared_by_an_interval(tmp_path: Path) -> None:
         ({"device": "NVIDIA H200"}, "device NVIDIA H200 (the first: AMD EPYC 9354)"),
         ({"model_digest": "cd" * 32}, "sha256 cdcdcdcdcdcd"),
         ({"slice_kind": "simulated"}, "slices simulated (the first: cpu)"),
+        ({"settings": {"precision": "fp16"}}, "precision fp16 (the first: as exported)"),
     ],
 )
 def test_what_cannot_be_compared_is_said_and_refused_nowhere(
-    tmp_path: Path, change: dict[str, str], words: str
+    tmp_path: Path, change: dict[str, Any], words: str
 ) -> None:
     folders = [
         finished_run(tmp_path / "a"),

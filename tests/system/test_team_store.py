@@ -13,7 +13,7 @@ from tests.lib.postgres_server import PASSWORD, PostgresServer
 from tests.lib.record_samples import FACTS, LLVM, OTHER_TASK, TASK, measurement
 from tests.lib.store_places import StorePlace, proposed, read_shared
 from tunerd.errors import ExitCode, InputError, StoreError, StoreMissError
-from tunerd.records import Store, task_outcomes
+from tunerd.records import RunFacts, Store, task_outcomes
 from tunerd.records import server as shared
 from tunerd.records.conditions_key import Obtained
 from tunerd.records.problems import StoreLost
@@ -99,9 +99,9 @@ def join(address: StoreAddress, tmp_path: Path) -> Iterator[Iterator[Member]]:
         each.own.close()
 
 
-def member(folder: Path, address: StoreAddress) -> Member:
+def member(folder: Path, address: StoreAddress, *, facts: RunFacts = FACTS) -> Member:
     folder.mkdir(exist_ok=True)
-    own = StorePlace(folder=str(folder)).open(FACTS)
+    own = StorePlace(folder=str(folder)).open(facts)
     own.register_tasks(TASKS)
     pauses: list[float] = []
     team = TeamStore(address, own, say=lambda _: None, pause=pauses.append)
@@ -508,6 +508,36 @@ def test_the_gate_compares_a_run_with_the_newest_other_one_of_the_store(
     absent = f"{address.shown}#run={next(join).own.identity}"
     with pytest.raises(InputError, match=r"no run that has ended with run=.*model=net,share=cpu50"):
         load_sides(absent, str(tmp_path / "run2"))
+
+
+def test_the_gate_takes_a_run_of_the_same_precision_from_the_store(tmp_path: Path) -> None:
+    address = StoreAddress.parse(f"sqlite:///{tmp_path / 'team.sqlite'}")
+    model = Model("net", "d" * 64, (TensorSpec("x", (1,), "float32"),), (), graph=None)
+    for number, precision in enumerate(("fp16", "fp32", "fp16", None)):
+        settings = {**FACTS.settings, "precision": precision}
+        facts = dataclasses.replace(FACTS, settings=settings)
+        each = member(tmp_path / f"run{number}", address, facts=facts)
+        with each.own:
+            outcome = whole_model(model, 1.0 + number)
+            each.own.save_outcome(outcome)
+            each.team.publish(outcome)
+    query, night = f"{address.shown}#model=net", str(tmp_path / "run2")
+
+    def base_of(query: str) -> tuple[str, float]:
+        base, _ = load_sides(query, night)
+        assert base.timing is not None
+        return base.precision, base.timing.run_secs[0]
+
+    assert base_of(query) == ("fp16", 1.0)
+    assert base_of(f"{query},precision=fp32") == ("fp32", 2.0)
+    assert base_of(f"{query},precision=as exported") == ("as exported", 4.0)
+    with Store.read(tmp_path / "run1") as other:
+        named = f"{query},run={other.identity}"
+    assert base_of(named) == ("fp32", 2.0)
+    found = decide(*load_sides(named, night), fail_above=0.05)
+    assert (found.verdict, found.differences) == (None, ("precision: fp32 and fp16",))
+    with pytest.raises(InputError, match=r"with model=net,precision=fp32; it has .*precision=fp16"):
+        load_sides(query, str(tmp_path / "run1"))
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.lib.report_runs import finished_run, gpu_outcome
+from tests.lib.report_runs import cpu_outcome, finished_run, gpu_outcome
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode
 from tunerd.runs import run as session
+from tunerd.settings import TuneSettings
+from tunerd.studies import sizes
 from tunerd.vocabulary import DEFAULT_SOURCE
 from tunerd.vocabulary.outcome import (
     BY_ONNX_RUNTIME,
@@ -107,3 +110,47 @@ def test_why_the_results_may_be_wrong_is_printed(
     assert f"it cannot be told whether the tuned model's results are right: {WHY}" in shown
     assert tune(monkeypatch, tmp_path / "s", ended, "--json") == ExitCode.CANNOT_TELL
     assert json.loads(capsys.readouterr().out)["verification"]["message"] == WHY
+
+
+# --- what to try next --------------------------------------------------------------------------
+
+
+def tune_sizes(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, ended: Outcome, *flags: str
+) -> ExitCode | int:
+    """Return the exit code of runs of two sizes that end so."""
+
+    def ends(settings: TuneSettings, *_: Any, **__: Any) -> Outcome:
+        settings.out.mkdir(parents=True)
+        finished_run(settings.out)
+        return ended
+
+    monkeypatch.setattr(session, "tune", ends)
+    monkeypatch.setattr(sizes, "pack", lambda _: ("batch",))
+    argv = ["tune", "net.onnx", "--cpu-pct", "50", "--batch", "1,4", "--out", str(folder)]
+    return run(app, [*argv, *flags])
+
+
+@pytest.mark.parametrize("tuned", [tune, tune_sizes])
+def test_the_last_line_says_what_to_try(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Captured, tuned: Callable[..., int]
+) -> None:
+    assert tuned(monkeypatch, tmp_path / "r", gpu_outcome()) == ExitCode.BETTER
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("next      its kernels compute in fp32, as the model was exported: ")
+    assert "--precision fp16" in last
+    tuned(monkeypatch, tmp_path / "s", gpu_outcome(), "--json")
+    document = json.loads(capsys.readouterr().out)
+    assert f"next      {document['next_try']}" == last
+    for each in document.get("sizes", ()):
+        assert each["next_try"] == document["next_try"]
+
+
+@pytest.mark.parametrize("tuned", [tune, tune_sizes])
+def test_where_nothing_is_left_to_try_the_last_line_names_the_report(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Captured, tuned: Callable[..., int]
+) -> None:
+    tuned(monkeypatch, tmp_path / "r", cpu_outcome())
+    assert capsys.readouterr().out.splitlines()[-1].startswith("report    ")
+    tuned(monkeypatch, tmp_path / "s", cpu_outcome(), "--json")
+    assert json.loads(capsys.readouterr().out)["next_try"] is None

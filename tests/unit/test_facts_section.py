@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import pytest
 
 from tests.lib.report_runs import gpu_outcome, view
 from tunerd.report.facts_section import model_section
 from tunerd.report.figures import weighted_secs
+from tunerd.report.markdown import run_markdown
+from tunerd.report.slice_section import slice_section
 from tunerd.report.view import Pairs
 from tunerd.vocabulary.outcome import Outcome
 
@@ -36,6 +39,48 @@ def test_the_whole_model_is_held_against_its_kernels(times: float, said: str) ->
     )
     (text,) = said_of_the_whole_model(dataclasses.replace(outcome, latencies=latencies))
     assert said in text
+
+
+STORED = "9 tensors between kernels and weights are stored as float16; 2 stay float32: 2 few values"
+
+
+def asked_on_the_page(settings: Mapping[str, object]) -> str:
+    pairs, *_ = slice_section(view(gpu_outcome(), settings=settings)).blocks
+    assert isinstance(pairs, Pairs)
+    return str(dict(pairs.rows)["Precision asked"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "none: as exported"),
+        ({"precision": None, "precision_from": "flag"}, "none: as exported"),
+        ({"precision": "fp16"}, "fp16, sums in fp32"),
+        ({"precision": "fp32"}, "fp32"),
+        ({"precision": "bf16", "precision_from": "auto"}, "bf16, chosen by tunerd, sums in fp32"),
+        ({"precision_from": "auto"}, "auto, not chosen yet"),
+    ],
+)
+def test_the_precision_stands_where_the_page_says_what_was_asked(
+    settings: Mapping[str, object], said: str
+) -> None:
+    assert asked_on_the_page(settings) == said
+
+
+def test_the_page_and_markdown_say_what_stays_in_fp32() -> None:
+    outcome = gpu_outcome()
+    model = dataclasses.replace(outcome.model, notes=(*outcome.model.notes, STORED))
+    seen = view(dataclasses.replace(outcome, model=model), settings={"precision": "fp16"})
+    (pairs,) = model_section(seen).blocks
+    assert isinstance(pairs, Pairs)
+    rows = list(pairs.rows)
+    assert [said for name, said in rows if name == "Precision"] == ["fp16, sums in fp32", STORED]
+    assert ("Changed on import", STORED) not in rows
+    assert f"- Precision fp16, sums in fp32\n- {STORED}\n" in run_markdown(seen)
+
+
+def test_nothing_is_said_of_a_precision_that_nobody_asked_for() -> None:
+    assert "Precision" not in run_markdown(view(gpu_outcome(), settings={"gpu_pct": 40}))
 
 
 def test_where_the_whole_model_was_not_timed_nothing_is_said_of_it() -> None:

@@ -183,7 +183,7 @@ def compare(
 
     Args:
         base, new: runs, artifacts, one size of an artifact of several, "FOLDER#batch=4", or a team
-            store's runs, "ADDRESS#model=NAME,share=gpu40".
+            store's runs, "ADDRESS#model=NAME,share=gpu40,precision=fp16".
         fail_above: how much slower `new` may be, a fraction.
         measure: measure both now, in turns; artifacts always are.
         gpu_pct, cpu_pct: the share to measure at, in percent; without one, that of the tuning.

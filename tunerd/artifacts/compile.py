@@ -49,6 +49,7 @@ from tunerd.system.files import write_whole
 from tunerd.system.targets import cpu_features
 from tunerd.system.version import __version__
 from tunerd.vocabulary import (
+    AS_EXPORTED,
     DEFAULT_SOURCE,
     SLOT_BYTES,
     Arrays,
@@ -122,7 +123,8 @@ def compile_artifact(
             "created_at": time.time(),
             "files": {name: sha256_of(part / name) for name in files},
             "model": {"name": model.name, "digest": model.digest},
-            "precision": model.precision or "as exported",
+            "precision": model.precision or AS_EXPORTED,
+            "notes": list(dict.fromkeys((*model.notes, *lowered.notes))),  # a run's has both
             "inputs": to_json(model.inputs),
             "outputs": to_json(model.outputs),
             "weights": names,

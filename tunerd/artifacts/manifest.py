@@ -25,6 +25,12 @@ For a GPU a variant has, where it is not older,
 
     launches    of one call: a list of `blocks`, `threads` of a block, and how often as `calls`
 
+What its kernels compute in, and what was changed to get there, a variant has as
+
+    precision    "fp16"; "as exported" where none was asked for
+    notes        sentences, where it is not older: what importing and lowering changed; with fp16
+                 and bf16 also how many tensors are stored so, and which stay float32, and why
+
 Of several sizes each variant has
 
     sizes    {"batch": 4}: the size that it was compiled for, of each dimension that has several or

@@ -86,17 +86,23 @@ def _tune_sizes(settings: TuneSettings, as_json: bool) -> int:
         return int(code)
     from rich.console import Console
 
-    from tunerd.report.sizes_page import sizes_result
+    from tunerd.report.sizes_page import next_try_of, sizes_result
 
     console = Console()
     console.print(sizes_result(results, run.padded_dims))
     _print_places(console, run)
+    _print_next(console, next_try_of(results))
     return int(code)
 
 
 def _print_places(console: Console, run: Run | SizedRun) -> None:
     console.print(f"artifact  {run.artifact.path}", highlight=False, soft_wrap=True)
     console.print(f"report    {run.report_path}", highlight=False, soft_wrap=True)
+
+
+def _print_next(console: Console, hint: str) -> None:
+    if hint:
+        console.print(f"next      {hint}", highlight=False, soft_wrap=True)
 
 
 def _choose_share(settings: TuneSettings, *, quiet: bool) -> tuple[TuneSettings, Choice]:
@@ -147,8 +153,7 @@ def _print(run: Run, settings: TuneSettings) -> None:
     _print_places(console, run)
     for sentence in precision_sentences(run.view.settings):
         console.print(f"precision {sentence}", highlight=False, soft_wrap=True)
-    if hint := next_try(run.outcome, settings.precision):
-        console.print(f"next      {hint}", highlight=False)
+    _print_next(console, next_try(run.outcome, settings.precision))
 
 
 def _print_plan(settings: TuneSettings, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from tunerd.frontend.model import FixedModel
 from tunerd.records import typed
 from tunerd.settings import TuneSettings
 from tunerd.system.version import __version__
-from tunerd.vocabulary import Model, TargetSpec, architecture, to_json
+from tunerd.vocabulary import AS_EXPORTED, Model, TargetSpec, architecture, to_json
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,10 @@ class RunFacts:
     def precision(self) -> str:
         """That kernels compute in; "": as exported."""
         return str(self.settings.get("precision") or "")
+
+    @property
+    def precision_text(self) -> str:
+        return self.precision or AS_EXPORTED
 
     @property
     def tenants(self) -> int | None:
@@ -105,7 +109,7 @@ def refuse_other_run(found: RunFacts, asked: RunFacts, folder: Path | str) -> No
         "code for": (code_for(found.target), code_for(asked.target)),
         "slice kind": (found.slice_kind, asked.slice_kind),
         "share": (f"{found.pct}%", f"{asked.pct}%"),
-        "precision": (found.precision or "as exported", asked.precision or "as exported"),
+        "precision": (found.precision_text, asked.precision_text),
         "tenants": (f"{found.tenants or 'none'}", f"{asked.tenants or 'none'}"),
         "TVM": (found.tvm_version, asked.tvm_version),
     }

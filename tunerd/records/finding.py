@@ -22,6 +22,7 @@ class EndedRun:
     row: RunRow
     model: str
     share: str
+    precision: str  # as RunFacts.precision_text
     saved_at: float  # of the result
 
 
@@ -31,6 +32,7 @@ class RunQuery:
 
     model: str = ""
     share: str = ""
+    precision: str = ""
     run: str = ""  # the identity, or how it begins
     except_run: str = ""  # an identity
 
@@ -38,13 +40,19 @@ class RunQuery:
         return (
             self.model in ("", found.model)
             and self.share in ("", found.share)
+            and self.precision in ("", found.precision)
             and found.row.identity.startswith(self.run)
             and found.row.identity != self.except_run
         )
 
     @property
     def text(self) -> str:
-        asked = {"model": self.model, "share": self.share, "run": self.run}
+        asked = {
+            "model": self.model,
+            "share": self.share,
+            "precision": self.precision,
+            "run": self.run,
+        }
         return ",".join(f"{key}={value}" for key, value in asked.items() if value)
 
 
@@ -67,7 +75,15 @@ def ended_runs(connection: Connection) -> list[EndedRun]:
             raise ValueError(f"run {run_id} has a result and no session")
         share = Share("cpu" if facts.settings.get("gpu_pct") is None else "gpu", facts.pct).label
         row = RunRow(run_id, typed.of_kind(str, identity))
-        found.append(EndedRun(row, facts.model_name, share, typed.of_kind(float, saved_at)))
+        found.append(
+            EndedRun(
+                row=row,
+                model=facts.model_name,
+                share=share,
+                precision=facts.precision_text,
+                saved_at=typed.of_kind(float, saved_at),
+            )
+        )
     return found
 
 
@@ -76,7 +92,8 @@ def none_fits(shown: str, wanted: RunQuery, found: Sequence[EndedRun]) -> str:
     others = [r for r in found if r.row.identity != wanted.except_run]
     if not others:
         return f"the store {shown} holds no other run that has ended; tune with --store first"
-    there = list(dict.fromkeys(f"model={r.model},share={r.share}" for r in others))
+    texts = (f"model={r.model},share={r.share},precision={r.precision}" for r in others)
+    there = list(dict.fromkeys(texts))
     more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
     return (
         f"the store {shown} holds no run that has ended with {wanted.text}; it has "

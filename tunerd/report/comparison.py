@@ -85,6 +85,7 @@ def _obstacles(first: RunView, other: RunView) -> list[str]:
     """Return what makes two latencies answers to different questions."""
     pairs = {
         "model": (_model(first), _model(other)),
+        "precision": (first.facts.precision_text, other.facts.precision_text),
         "device": (first.facts.device, other.facts.device),
         "share obtained": (_obtained(first), _obtained(other)),
         "slices": (first.facts.slice_kind, other.facts.slice_kind),

@@ -87,9 +87,9 @@ def _comparable_section(first: NamedRun, others: Sequence[AgainstFirst]) -> Sect
         said += [f"Also different: {'; '.join(other.remarks)}."] if other.remarks else []
         rows.append((other.run.label, said or ["Comparable: the same in all that matters."]))
     lead = (
-        "Beside the first run. Latencies are compared where model, device, obtained share, kind "
-        "of slice and driver are the same. Default over tuned was timed in turns within each run, "
-        "and holds in any case."
+        "Beside the first run. Latencies are compared where model, precision, device, obtained "
+        "share, kind of slice and driver are the same. Default over tuned was timed in turns "
+        "within each run, and holds in any case."
     )
     return Section("What can be compared", [Pairs(rows)], lead)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tunerd.report.figures import median_of, weighted_secs
-from tunerd.report.precision_text import precision_sentences
+from tunerd.report.precision_text import is_of_storage, precision_sentences, storage_sentences
 from tunerd.report.run_view import RunView
 from tunerd.report.view import Fold, Pairs, Section
 from tunerd.system.text import UNKNOWN, moment_text, percent_text, secs_text
@@ -26,9 +26,11 @@ def model_section(view: RunView) -> Section:
             ("Sum of kernels", kernels),
             *(("Whole model", said) for said in _beside_kernels(view.outcome, best)),
             ("Artifact", view.outcome.artifact),
-            *(("Changed on import", note) for note in model.notes),
+            *(("Changed on import", note) for note in model.notes if not is_of_storage(note)),
         ]
     rows += [("Precision", said) for said in precision_sentences(view.settings)]
+    if view.outcome is not None:
+        rows += [("Precision", said) for said in storage_sentences(view.outcome.model)]
     rows.append(("Digest", view.facts.model_digest))
     return Section("Model", [Pairs(rows, "pairs facts")])
 

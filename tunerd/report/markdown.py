@@ -11,7 +11,7 @@ from tunerd.report.facts_section import version_pairs
 from tunerd.report.figures import headline, obtained_texts, share_asked
 from tunerd.report.library_text import library_bars
 from tunerd.report.markdown_text import code, folded, grid, text
-from tunerd.report.precision_text import precision_sentences
+from tunerd.report.precision_text import precision_sentences, storage_sentences
 from tunerd.report.run_sections import latency_bars
 from tunerd.report.run_view import RunView
 from tunerd.report.task_section import task_grid, tasks_text
@@ -29,7 +29,7 @@ def run_markdown(view: RunView) -> str:
         "\n".join(f"- {text(said)}" for said in view.outcome.remarks) if view.outcome else "",
         "\n".join(text(f"{bar.text}.") for bar in library_bars(view.tasks)),
         _failures(view),
-        "\n".join(f"- {text(said)}" for said in precision_sentences(view.settings)),
+        _precision(view),
         folded(tasks_text(view), _task_table(view), left=len(view.tasks) - SHOWN_TASKS),
         _provenance(view),
     ]
@@ -76,6 +76,13 @@ def _latency_table(view: RunView) -> str:
         return ""
     rows = [(bar.name, bar.value, bar.small) for bar in bars.bars]
     return grid(Grid(("Model", "Median", "95% interval"), rows, range(1, 3)))
+
+
+def _precision(view: RunView) -> str:
+    said = [f"Precision {sentence}" for sentence in precision_sentences(view.settings)]
+    if view.outcome is not None:
+        said += storage_sentences(view.outcome.model)
+    return "\n".join(f"- {text(sentence)}" for sentence in said)
 
 
 def _failures(view: RunView) -> str:

@@ -1,4 +1,4 @@
-"""Which precision `--precision auto` took, and why, in sentences."""
+"""Which precision a run was asked for or took, and why, in words."""
 
 from __future__ import annotations
 
@@ -6,15 +6,36 @@ from collections.abc import Mapping
 from typing import Any
 
 from tunerd.records import typed
-from tunerd.vocabulary import to_json
+from tunerd.vocabulary import AS_EXPORTED, FP32, Model, to_json
 from tunerd.vocabulary.outcome import TriedPrecision
+
+_STORED = " are stored as "  # as frontend.relax.precision says it, in the notes of a model
+
+
+def precision_asked(settings: Mapping[str, Any]) -> str:
+    """Return the precision that the settings ask for, in words."""
+    precision, is_auto = settings.get("precision"), settings.get("precision_from") == "auto"
+    if not precision:
+        return "auto, not chosen yet" if is_auto else f"none: {AS_EXPORTED}"
+    chosen = ", chosen by tunerd" if is_auto else ""
+    return f"{precision}{chosen}{'' if precision == FP32 else ', sums in fp32'}"
+
+
+def is_of_storage(note: str) -> bool:
+    """Say whether a note of a model is about what is stored in 16 bits, and what stays in fp32."""
+    return _STORED in note
+
+
+def storage_sentences(model: Model) -> tuple[str, ...]:
+    """Say how much of a model is stored in 16 bits and what stays in fp32; nothing for others."""
+    return tuple(filter(is_of_storage, model.notes))
 
 
 def precision_sentences(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say which precision a run took, and why no faster one; nothing where it was given."""
+    """Say which precision a run took, and why no faster one; nothing of one as exported."""
     tried = _tried(settings)
     if not tried:
-        return ()
+        return (precision_asked(settings),) if settings.get("precision") else ()
     *others, taken = tried
     return (_taken(taken, is_only=not others), *(f"{o.precision}: {o.refused}" for o in others))
 

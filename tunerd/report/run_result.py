@@ -29,6 +29,7 @@ def run_json(view: RunView, outcome: Outcome) -> dict[str, Any]:
         "fidelity": fidelity_json(outcome.tasks),
         "drift": drift_json(view.drift),
         "disturbed": disturbance_json(view.disturbed, outcome.tasks, outcome.disturbed_by),
+        "next_try": next_try(outcome, view.settings.get("precision")) or None,
     }
 
 

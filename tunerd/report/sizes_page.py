@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from tunerd.report import html
 from tunerd.report.figures import rivals
-from tunerd.report.run_result import run_json
+from tunerd.report.run_result import next_try, run_json
 from tunerd.report.run_view import RunView
 from tunerd.report.task_section import ratio_cell
 from tunerd.report.terminal import shown
@@ -57,7 +57,14 @@ def sizes_json(
             for each, (_, view, outcome, folder) in zip(sizes, results, strict=True)
         ],
         "padded": list(padded),
+        "next_try": next_try_of(results) or None,
     }
+
+
+def next_try_of(results: Sequence[SizeResult]) -> str:
+    """Say what a person would try next of runs that ended so, or nothing."""
+    said = (next_try(outcome, view.settings.get("precision")) for _, view, outcome, _ in results)
+    return next(filter(None, said), "")
 
 
 def padding_sentence(padded: Sequence[str]) -> str:

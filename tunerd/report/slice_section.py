@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tunerd.report.figures import limits_asked, obtained_texts, share_asked, unit
+from tunerd.report.precision_text import precision_asked
 from tunerd.report.run_view import RunView, SliceView
 from tunerd.report.view import Cell, Grid, Pairs, Section, left_out
 from tunerd.system.text import TIMES, UNKNOWN, count_text, duration_text, percent_text
@@ -38,6 +39,7 @@ def _asked_and_obtained(view: RunView) -> list[tuple[str, str]]:
     rows = [
         ("Share asked", share_asked(settings)),
         ("Share obtained", "; ".join(obtained_texts(view)) or "none was proved"),
+        ("Precision asked", precision_asked(settings)),
         ("Search asked", limits_asked(settings) + by),  # of the last session, whose are known
         ("Search obtained", _obtained_search(view)),
     ]

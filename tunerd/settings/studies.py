@@ -173,7 +173,7 @@ class CompareSettings(BaseModel):
     base: Annotated[
         str,
         Option(
-            "A run, an artifact, or a store's run: ADDRESS#model=NAME,share=gpu40.",
+            "A run, an artifact, or a store's run: ADDRESS#model=NAME,share=gpu40,precision=fp16.",
             metavar="BASE",
             is_argument=True,
         ),

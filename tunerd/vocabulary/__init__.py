@@ -19,6 +19,7 @@ from __future__ import annotations
 from tunerd.vocabulary.json import finite, to_json
 from tunerd.vocabulary.measurement import MODEL, SEARCH, Conditions, Measurement, Profile
 from tunerd.vocabulary.model import (
+    AS_EXPORTED,
     BF16,
     FP16,
     FP32,
@@ -81,6 +82,7 @@ __all__ = [
     "FMA",
     "LIBRARIES",
     "METASCHEDULE",
+    "AS_EXPORTED",
     "BF16",
     "FP16",
     "FP32",

@@ -29,6 +29,7 @@ from tunerd.stats.gate import Timing
 from tunerd.system.store_address import StoreAddress
 from tunerd.system.text import reason_of
 from tunerd.vocabulary import (
+    AS_EXPORTED,
     CapProof,
     Measurement,
     TensorSpec,
@@ -74,6 +75,7 @@ class Side:
     target_kind: str
     architecture: str
     pcts: tuple[int, ...]  # shares that it is tuned for; a packed artifact has several
+    precision: str  # that its kernels compute in, or as exported
     versions: Mapping[str, str]
     place: Place | None = None
     timing: Timing | None = field(default=None, repr=False)  # end to end
@@ -89,20 +91,21 @@ class Side:
 def load_sides(base: str, new: str) -> tuple[Side, Side]:
     """Load what two run folders, artifact folders or queries of a team's store have to compare.
 
-    The run that a query finds is never the other side itself. Raises InputError for anything else,
+    The run that a query finds is never the other side itself, and has the other's precision, unless
+    the query names one, or a run. Raises InputError for anything else,
     FolderError or StoreError for a run that has not ended or is damaged, LoadError for an artifact
     that is not whole, and WrongResultError for a run whose model disagrees with its reference.
     """
     if is_query(base):
         second = _load(new)
-        return _load(base, except_run=second.run), second
+        return _load(base, beside=second), second
     first = _load(base)
-    return first, _load(new, except_run=first.run)
+    return first, _load(new, beside=first)
 
 
-def _load(source: str, *, except_run: str = "") -> Side:
+def _load(source: str, *, beside: Side | None = None) -> Side:
     if is_query(source):
-        return _side_of_query(source, except_run)
+        return _side_of_query(source, beside)
     folder = Path(source)
     try:
         if (folder / STORE_NAME).is_file():
@@ -127,6 +130,7 @@ def differences(base: Side, new: Side, *, measured: bool) -> Iterator[str]:
         "model": (_model(base), _model(new)),
         "inputs": (_shapes(base.inputs), _shapes(new.inputs)),
         "target": (_target(base), _target(new)),
+        "precision": (base.precision, new.precision),
     }
     if not measured and base.place is not None and new.place is not None:
         one, other = base.place, new.place
@@ -182,8 +186,11 @@ def is_query(source: str) -> bool:
     return source.startswith(("sqlite:", "postgresql:", "postgresql+"))
 
 
-def _side_of_query(source: str, except_run: str) -> Side:
-    """Return the newest run of a team's store: ADDRESS#model=NAME,share=gpu40,run=IDENTITY."""
+def _side_of_query(source: str, beside: Side | None) -> Side:
+    """Return the newest run of a team's store that is asked for.
+
+    As in ADDRESS#model=NAME,share=gpu40,precision=fp16,run=IDENTITY.
+    """
     text, _, asked = source.partition("#")
     words = [word.partition("=")[::2] for word in filter(None, asked.split(","))]
     keys = dict(words)
@@ -200,12 +207,14 @@ def _side_of_query(source: str, except_run: str) -> Side:
             f"the address of {address.shown} holds a password, which everybody on this machine "
             "can read; leave it out and set PGPASSWORD or ~/.pgpass"
         )
-    query = RunQuery(**keys, except_run=except_run)
+    if beside is not None and not {"precision", "run"} & keys.keys():
+        keys["precision"] = beside.precision
+    query = RunQuery(**keys, except_run=beside.run if beside is not None else "")
     with Store.find_shared(address, query) as store:
         return _side_of_store(source, store, None)
 
 
-_KEYS = ("model", "share", "run")
+_KEYS = ("model", "share", "precision", "run")
 
 
 def _side_of_run(source: str, folder: Path) -> Side:
@@ -243,6 +252,7 @@ def _side_of_store(source: str, store: Store, artifact: Path | None) -> Side:
         target_kind=facts.target.kind,
         architecture=architecture(facts.target.json),
         pcts=(facts.pct,),
+        precision=facts.precision_text,
         versions={"tunerd": facts.tunerd_version, "tvm": facts.tvm_version},
         place=_place(facts.device, ended.proofs),
         timing=timing,
@@ -303,6 +313,7 @@ def _side_of_artifact(source: str, folder: Path) -> Side:
         target_kind=first["target"]["kind"],
         architecture=architecture(_text(first["target"], "json")),
         pcts=pcts_of(variants),
+        precision=" and ".join(sorted({_text(v, "precision") or AS_EXPORTED for v in variants})),
         versions=_versions(first),
         place=_place_of_tuning(variants),
         artifact=folder,
