@@ -113,7 +113,10 @@ def test_an_artifact_is_measured_beside_neighbours(
         (["--beside", "copies"], "takes two slices at least"),
         (["--beside", "memory-hog"], "none is left for --beside"),
         (["--replicas", "9"], "more than fit"),
-        (["--beside", "nowhere"], "--beside takes copies, memory-hog or an artifact, but there is no folder nowhere"),
+        (
+            ["--beside", "nowhere"],
+            "--beside takes copies, memory-hog or an artifact, but there is no folder nowhere",
+        ),
         (["--duration", "0.1s"], "too short"),
         (["--duration", "soon"], "not a duration"),
         (["--gpu-pct", "40"], "give its share by --cpu-pct"),

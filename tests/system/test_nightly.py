@@ -10,19 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from onnx import helper
 
 from tests.lib import PYTHON_PATH, ROOT
-from tests.lib.models import floats, model
+from tests.lib.models import model
 from tunerd.errors import ExitCode
 from tunerd.records import Store
 
 RECIPE = """\
 model: net.onnx
 cpu-pct: 50
-trials: 16
+trials: 32
 tuners: 1
 seed: 0
 preflight: {cpu-only: true, max-load: 1000}
@@ -31,16 +32,17 @@ gate: {fail-above: 50%, cannot-tell: pass}
 NAME = "net-cpu50"
 
 
-def two_products() -> onnx.ModelProto:
+def two_sums() -> onnx.ModelProto:
     """Return two kernels and no more, each many times slower in its default schedule."""
     nodes = [
-        helper.make_node("MatMul", ["x", "w0"], ["p0"]),
-        helper.make_node("Relu", ["p0"], ["r0"]),
-        helper.make_node("MatMul", ["r0", "w1"], ["p1"]),
-        helper.make_node("Relu", ["p1"], ["y"]),
+        helper.make_node("ReduceSum", [f"x{i}", "axes"], [f"y{i}"], keepdims=0) for i in range(2)
     ]
-    weights = {"w0": floats(256, 384), "w1": floats(384, 256)}
-    return model(nodes, inputs={"x": (64, 256)}, outputs={"y": (64, 256)}, weights=weights)
+    return model(
+        nodes,
+        inputs={"x0": (1000, 169), "x1": (1152, 144)},
+        outputs={"y0": (1000,), "y1": (1152,)},
+        weights={"axes": np.array([1], np.int64)},
+    )
 
 
 @dataclass
@@ -79,7 +81,7 @@ class Pipeline:
 
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Pipeline:
-    onnx.save(two_products(), tmp_path / "net.onnx")
+    onnx.save(two_sums(), tmp_path / "net.onnx")
     (tmp_path / "night.yaml").write_text(RECIPE)
     program = tmp_path / "bin" / "tunerd"
     program.parent.mkdir()
@@ -92,15 +94,16 @@ def pipeline(tmp_path: Path) -> Pipeline:
 @pytest.mark.nightly
 def test_three_nights_tune_then_hit_the_store_then_fail_at_the_gate(pipeline: Pipeline) -> None:
     code, run, report = pipeline.night("first")
-    assert (code, run["exit_code"], run["gate_exit_code"]) == (0, 0, None)
+    assert (code, run["gate_exit_code"]) == (0, None)
+    assert run["exit_code"] <= ExitCode.CANNOT_TELL  # beside ONNX Runtime
     assert run["is_base"]
     assert pipeline.base() == f"../first/{NAME}"
-    assert pipeline.searched("first") == 16
+    assert pipeline.searched("first") == 32
     assert "faster than the default schedules" in report
 
     # The whole model is in the store: a run that may not tune ends well, without one trial.
     code, run, _ = pipeline.night("second", "--set", "require-hit=true")
-    assert (code, run["exit_code"], run["gate_exit_code"]) == (0, 0, 0)
+    assert (code, run["gate_exit_code"]) == (0, 0)
     assert run["gate_verdict"] in ("better", "same", "cannot tell")
     assert pipeline.searched("second") == 0
 
