@@ -143,3 +143,15 @@ def flattening_net(*, target: Sequence[int], batch: int = 1) -> onnx.ModelProto:
     return model(
         nodes, inputs={"images": (batch, 3, 6, 6)}, outputs={"out": (batch, 5)}, weights=weights
     )
+
+
+def two_products() -> onnx.ModelProto:
+    """Return two kernels and no more."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w0"], ["p0"]),
+        helper.make_node("Relu", ["p0"], ["r0"]),
+        helper.make_node("MatMul", ["r0", "w1"], ["p1"]),
+        helper.make_node("Relu", ["p1"], ["y"]),
+    ]
+    weights = {"w0": floats(256, 384), "w1": floats(384, 256)}
+    return model(nodes, inputs={"x": (64, 256)}, outputs={"y": (64, 256)}, weights=weights)

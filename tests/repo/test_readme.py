@@ -15,8 +15,8 @@ import onnx
 import pytest
 
 from tests.lib import ROOT
+from tests.lib.models import two_products
 from tests.lib.readme_commands import in_blocks
-from tests.system.test_nightly import two_products
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode

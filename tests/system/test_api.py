@@ -20,9 +20,9 @@ import pytest
 
 import tunerd
 from tests.lib import ROOT
+from tests.lib.models import two_products
 from tests.lib.readme_commands import README
 from tests.lib.report_runs import finished_run, gpu_outcome
-from tests.system.test_nightly import two_products
 from tunerd.api import MatrixOptions, TuneOptions
 from tunerd.errors import FolderError, InputError, ModelError, WrongResultError
 from tunerd.records import Store
