@@ -7,8 +7,6 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
@@ -20,8 +18,8 @@ import pytest
 from onnx import helper
 
 import tunerd
-from tests.lib import PYTHON_PATH
 from tests.lib.artifact_fixtures import CORES, LLVM, model_of, tiny_artifact, tiny_convnet
+from tests.lib.fresh_python import run_python
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.loading import LoadedModel
 from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS, read_manifest, sealed
@@ -31,9 +29,6 @@ from tunerd.system.arrays import verification_inputs
 from tunerd.vocabulary import Arrays, Model
 
 pytestmark = pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
-TWO_CORES = pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2, reason="needs two cores to leave one alone"
-)
 
 Edit = Callable[[dict[str, Any]], object]
 
@@ -104,19 +99,6 @@ class Foreign:
 def close(outputs: Arrays, expected: Arrays) -> bool:
     return outputs.keys() == expected.keys() and all(
         np.allclose(outputs[name], expected[name], rtol=1e-4, atol=1e-4) for name in expected
-    )
-
-
-def run_python(
-    script: str, *, cores: set[int] | None = None, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        env={"PYTHONPATH": PYTHON_PATH, "PATH": os.environ["PATH"], **environment},
-        preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 
@@ -454,76 +436,3 @@ def test_the_same_share_is_not_warned_of(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", tunerd.MismatchWarning)
         tunerd.load(tmp_path / "a")
-
-
-@TWO_CORES
-def test_a_process_bound_to_a_core_stays_there(artifact: Path) -> None:
-    core = max(os.sched_getaffinity(0))
-    done = run_python(
-        f"""
-import os
-import numpy as np
-import tunerd
-model = tunerd.load({str(artifact)!r})
-model(*(np.ones(spec.shape, spec.dtype) for spec in model.inputs))
-threads = (os.sched_getaffinity(int(t)) for t in os.listdir("/proc/self/task"))
-print(sorted({{c for cores in threads for c in cores}}))
-""",
-        cores={core},
-    )
-    assert done.stdout.strip() == f"[{core}]", done.stderr
-
-
-@TWO_CORES
-@pytest.mark.parametrize("where", ["the thread that loaded it", "another thread"])
-def test_a_call_leaves_the_thread_its_cores(tmp_path: Path, where: str) -> None:
-    """What it starts later, threads and processes, has them too."""
-    tiny_artifact(tmp_path / "a", proof=dataclasses.replace(CORES, sm_count=1))
-    done = run_python(
-        f"""
-import os, threading
-import numpy as np
-import tunerd
-before = os.sched_getaffinity(0)
-model = tunerd.load({str(tmp_path / "a")!r})
-def call():
-    model(*(np.ones(spec.shape, spec.dtype) for spec in model.inputs))
-    print(os.sched_getaffinity(0) == before)
-if {where!r} == "another thread":
-    other = threading.Thread(target=call)
-    other.start()
-    other.join()
-else:
-    call()
-print(os.sched_getaffinity(0) == before)
-"""
-    )
-    assert done.stdout.split() == ["True", "True"], done.stderr
-
-
-@TWO_CORES
-@pytest.mark.parametrize("where", ["the thread that loaded it", "another thread"])
-def test_each_model_runs_on_as_many_threads_as_it_was_tuned_for(tmp_path: Path, where: str) -> None:
-    for count in (1, 2):
-        proof = dataclasses.replace(CORES, sm_count=count)
-        tiny_artifact(tmp_path / str(count), proof=proof)
-    done = run_python(
-        f"""
-import threading
-import numpy as np
-import tvm
-import tunerd
-models = [tunerd.load({str(tmp_path)!r} + "/" + name) for name in "12"]
-def call():
-    for model in (*models, models[0]):
-        model(*(np.ones(spec.shape, spec.dtype) for spec in model.inputs))
-        print(tvm.get_global_func("runtime.NumThreads")())
-if {where!r} == "another thread":
-    other = threading.Thread(target=call)
-    other.start()
-    other.join()
-else:
-    call()
-"""
-    )
-    assert done.stdout.split() == ["1", "2", "1"], done.stderr

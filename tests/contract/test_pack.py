@@ -17,8 +17,9 @@ import onnx
 import pytest
 
 import tunerd
-from tests.contract.test_loading import edit_manifest, run_python
+from tests.contract.test_loading import edit_manifest
 from tests.lib.artifact_fixtures import CORES, tiny_artifact
+from tests.lib.fresh_python import run_python
 from tests.lib.models import conv_net
 from tunerd.artifacts.manifest import (
     FORMAT_VERSION,

@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,6 +127,15 @@ def test_a_load_may_be_a_part_of_the_capacity_which_is_measured_first(
     assert [len(each) for each in (ran["together"], ran["alone"]["m1"])] == [2, 2]
 
 
+def benched(plan: Path, capsys: Captured) -> tuple[str, str, dict[str, Any], dict[str, Any]]:
+    """Return what a bench of one policy prints, its page, its result, and its requests."""
+    folder = plan.with_name("out")
+    assert colocate("bench", plan, "--out", folder) == 0
+    document = json.loads(folder.joinpath("result.json").read_text())
+    (result,), (ran,) = document["results"], document["runs"]
+    return capsys.readouterr().out, folder.joinpath("report.html").read_text(), result, ran
+
+
 @pytest.mark.skipif(len(CORES) < 2, reason="two members are to have a core each")
 @pytest.mark.parametrize("policy", ["space", "ordered"])
 def test_a_bench_changes_shares_while_members_serve_and_no_request_is_lost(
@@ -135,17 +145,13 @@ def test_a_bench_changes_shares_while_members_serve_and_no_request_is_lost(
     members = ", ".join(given.format(i) for i in (0, 1))
     load = "{kind: closed, clients: 2, duration: 1s, reshare_every: 50ms, rounds: 2}"
     plan.write_text(f"policy: {{kind: {policy}}}\nmembers: [{members}]\nload: {load}\n")
-    assert colocate("bench", plan, "--out", plan.with_name("out")) == 0
-    out = capsys.readouterr().out
-    document = json.loads(plan.with_name("out").joinpath("result.json").read_text())
-    (result,), (ran,) = document["results"], document["runs"]
+    out, page, result, ran = benched(plan, capsys)
     changes = result["changes"]
     assert 2 <= len(changes["secs"]) <= 2 * 17  # in windows of 0.8 s
     assert 0 < changes["median_secs"] <= changes["longest_secs"] == max(changes["secs"])
     assert changes["asked"] == sum(len(observed["samples"]) for observed in ran["together"])
     assert changes["lost"] == 0
     said = f"; 0 of {changes['asked']:,} requests lost"
-    page = plan.with_name("out").joinpath("report.html").read_text()
     for text in (out, page):
         assert f"{len(changes['secs'])} changes of shares while they served: " in text
         assert said in text
@@ -159,17 +165,13 @@ def test_a_bench_kills_a_member_and_says_when_all_served_again(
     load = "{kind: poisson, duration: 1s, rounds: 2, kill: {member: m1, after: 300ms}}"
     said = f"policy: {{kind: streams}}\nmembers: [{members}]\nload: {load}\n"
     plan.write_text(f"place: processes\n{said}")
-    assert colocate("bench", plan, "--out", plan.with_name("out")) == 0
-    out = capsys.readouterr().out
-    document = json.loads(plan.with_name("out").joinpath("result.json").read_text())
-    (result,), (ran,) = document["results"], document["runs"]
+    out, page, result, ran = benched(plan, capsys)
     killed = result["killed"]
     assert (killed["member"], killed["lost"], killed["lost_own"]) == ("m1", 0, 0)
     assert result["faults"] == len(killed["served_again_secs"]) == 2
     for secs, observed in zip(killed["served_again_secs"], ran["together"], strict=True):
         assert 0.3 <= observed["killed_at_secs"] < 1
         assert secs > 0
-    page = plan.with_name("out").joinpath("report.html").read_text()
     for text in (out, page):
         assert "m1 was killed in each of 2 rounds: all served again after " in text
         assert "; 0 requests of others lost, 0 of its own" in text

@@ -141,7 +141,7 @@ class Run:
         compared = self.rivals[0].compared if self.rivals else self.outcome.end_to_end
         return compared.interval
 
-    @property
+    @functools.cached_property
     def rivals(self) -> tuple[Rival, ...]:
         """What people would run instead and was timed in turns with the tuned model, if any.
 

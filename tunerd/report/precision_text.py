@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tunerd.records import typed
-from tunerd.vocabulary import AS_EXPORTED, FP32, Model, to_json
+from tunerd.vocabulary import AS_EXPORTED, FP32, STORED_AS, Model, to_json
 from tunerd.vocabulary.outcome import TriedPrecision
-
-_STORED = " are stored as "  # as frontend.relax.precision says it, in the notes of a model
 
 
 def precision_asked(settings: Mapping[str, Any]) -> str:
@@ -23,7 +21,7 @@ def precision_asked(settings: Mapping[str, Any]) -> str:
 
 def is_of_storage(note: str) -> bool:
     """Say whether a note of a model is about what is stored in 16 bits, and what stays in fp32."""
-    return _STORED in note
+    return STORED_AS in note
 
 
 def storage_sentences(model: Model) -> tuple[str, ...]:

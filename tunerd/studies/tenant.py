@@ -38,7 +38,7 @@ from tunerd.frontend.tasks import architecture_of
 from tunerd.records.paths import Paths
 from tunerd.runs.finals.verify import expected_of
 from tunerd.system.version import __version__
-from tunerd.vocabulary import Arrays, TargetSpec, to_json
+from tunerd.vocabulary import AS_EXPORTED, Arrays, TargetSpec, to_json
 from tunerd.vocabulary.outcome import Verification
 from tunerd.vocabulary.verdict import Verdict
 
@@ -109,7 +109,7 @@ def libraries_of(variants: Sequence[Manifest]) -> dict[str, str]:
 
 def _kernels_like(path: Path, artifact: Path, said: Manifest) -> Kernels:
     """Lower a model as an artifact's own was; InputError where it becomes something else."""
-    precision = said["precision"] if said["precision"] != "as exported" else ""
+    precision = said["precision"] if said["precision"] != AS_EXPORTED else ""
     shapes = {spec["name"]: tuple(spec["shape"]) for spec in said["inputs"]}
     target = TargetSpec(said["target"]["kind"], said["target"]["json"])
     dtypes = [spec["dtype"] for spec in (*said["inputs"], *said["outputs"])]

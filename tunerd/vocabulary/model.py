@@ -178,6 +178,7 @@ class TargetSpec:
 
 # What kernels compute in; sums are in fp32 in each.
 FP32, TF32, FP16, BF16 = "fp32", "tf32", "fp16", "bf16"
+STORED_AS = " are stored as "  # in the note of a model that says how much of it has 16 bits
 AS_EXPORTED = "as exported"  # what is said where no precision was asked for
 
 # Where kernels serve several models (builder.tenants): the unit of distances between the models'

@@ -307,10 +307,10 @@ def make_sibling(onnx: Path, like: Path, folder: Path) -> None:
     from tunerd.frontend.model import read_model
     from tunerd.frontend.relax.precision import narrowed
     from tunerd.frontend.tasks import architecture_of
-    from tunerd.vocabulary import TargetSpec
+    from tunerd.vocabulary import AS_EXPORTED, TargetSpec
 
     said = read_manifest(like)
-    precision = said["precision"] if said["precision"] != "as exported" else ""
+    precision = said["precision"] if said["precision"] != AS_EXPORTED else ""
     target = TargetSpec(said["target"]["kind"], said["target"]["json"])
     kernels = kernels_of(read_model(onnx, precision=precision), target)
     if architecture_of(kernels.lowered) != said["architecture"]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunerd.frontend.relax.rewriting import written
-from tunerd.vocabulary import BF16, FP16, Arrays
+from tunerd.vocabulary import BF16, FP16, STORED_AS, Arrays
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
@@ -225,7 +225,7 @@ class _Plan:
         roots = {r for r in self._root.values() if str(getattr(r.ty, "dtype", "")) == _WIDE}
         kept = Counter(self._wide[r] for r in roots if r in self._wide)
         narrow = len(roots) - kept.total()
-        stored = f"{narrow} tensors between kernels and weights are stored as {self._dtype}"
+        stored = f"{narrow} tensors between kernels and weights{STORED_AS}{self._dtype}"
         if not kept:
             return (stored,)
         why = ", ".join(f"{count} {reason}" for reason, count in sorted(kept.items()))
