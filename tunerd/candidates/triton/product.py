@@ -44,6 +44,8 @@ class Product(Contraction):
     weights: frozenset[int] = frozenset()  # parameters that are constants of the model
     number: int = 0  # of the sum of products among the reductions
     powers: tuple[int, ...] = ()  # of the left operand, that each of the other reductions sums
+    groups: int = 1  # of a convolution that are taken as one, with zeros between them
+    all_columns: int | None = None  # of all that are apart, where the last one has fewer
 
     @staticmethod
     def of(nest: Nest, precision: str, weights: Collection[int] = ()) -> Product:
@@ -187,7 +189,7 @@ class Product(Contraction):
             blocks=across * splits * batch,
             shared_bytes=self._shared_bytes(tile.rows, tile.columns, tile.depth, tile.stages),
             each=size / (32 * tile.warps),
-            wasted=across * size / (self.rows * self.columns),
+            wasted=self.groups * across * size / (self.rows * self.columns),
         )
         return features(0, sizes, sms=sms, estimated_secs=self.estimated_secs(tile, sms))
 

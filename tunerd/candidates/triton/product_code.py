@@ -69,10 +69,12 @@ class ProductCode:
 
     @cached_property
     def _column_masks(self) -> Masks:
-        product = self.product
-        if product.columns % self.tile.columns == 0:
-            return []
-        return [(frozenset(product.column_axes), f"(offs_n < {product.columns})[None, :]")]
+        product, masks = self.product, []
+        if product.columns % self.tile.columns:
+            masks.append(f"(offs_n < {product.columns})[None, :]")
+        if product.all_columns is not None:
+            masks.append(f"(offs_n < {product.all_columns} - apart * {product.columns})[None, :]")
+        return [(frozenset(product.column_axes), mask) for mask in masks]
 
     def _begin(self) -> list[str]:
         product, tile = self.product, self.tile

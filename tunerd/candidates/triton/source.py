@@ -33,6 +33,7 @@ from tunerd.candidates.template_search import (
 from tunerd.candidates.triton import tenants
 from tunerd.candidates.triton.attention import Attention, Band
 from tunerd.candidates.triton.fold import Fold, Piece
+from tunerd.candidates.triton.grouped import Grouped, GroupedTile
 from tunerd.candidates.triton.integers import Integers, IntegerTile
 from tunerd.candidates.triton.loops import Block, Loops
 from tunerd.candidates.triton.product import MAX_TILES, Product, Tile
@@ -41,6 +42,7 @@ from tunerd.vocabulary import TRITON, TargetSpec, Task, TensorSpec, architecture
 
 _LEAST_ARCH = 80
 _ROWS_OF_TENSOR_CORES = 16  # of their smallest product
+_PRODUCTS = ("integers", "product", "grouped")
 
 
 class Template(Cuttable, Protocol):
@@ -64,6 +66,7 @@ class Recipe(TemplateRecipe):
             "attention": Band,
             "integers": IntegerTile,
             "product": Tile,
+            "grouped": GroupedTile,
             "loops": Block,
             "fold": Piece,
             "rows": Strip,
@@ -127,6 +130,7 @@ def _templates(
         ("attention", lambda: Attention.of(nest, precision)),
         ("integers", lambda: Integers.of_integers(nest, precision)),
         ("product", lambda: Product.of(nest, precision, weights)),
+        ("grouped", lambda: Grouped.of(nest, precision, weights)),
         ("rows", lambda: Rows.of(nest)),
         ("fold", lambda: Fold.of(nest)),
         ("loops", lambda: Loops.of(nest)),
@@ -138,7 +142,7 @@ def _templates(
             reasons.append(f"{name}: {error}")
             continue
         found[name] = template
-        is_product = name in ("integers", "product") and template.rows >= _ROWS_OF_TENSOR_CORES
+        is_product = name in _PRODUCTS and template.rows >= _ROWS_OF_TENSOR_CORES
         if is_product or name == "attention":
             break  # nothing else comes near
     return found or f"no template fits: {'; '.join(reasons)}"
