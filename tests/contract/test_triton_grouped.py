@@ -42,6 +42,11 @@ CASES: dict[str, Sizes] = {
     "dilated, of unlike channels": grouped(2, 16, 32, 3, pads=[2, 2, 2, 2], dilations=[2, 2]),
     "one tap, of 20 channels": grouped(4, 12, 20, 1),
     "5 groups of 4 channels": grouped(5, 4, 4, 3),
+    "of a signal, its channels first": (
+        conv(group=4, pads=[3, 3])(),
+        {"x": (1, 64, 21)},
+        {"w": (80, 16, 7), "b": (80,)},
+    ),
     "with a residual": (
         [
             ("Conv", ["x", "w", "b"], "c", {"group": 4, "pads": [1, 1, 1, 1]}),
@@ -75,17 +80,16 @@ def grouped_task(case: str, precision: str) -> tuple[Task, Grouped]:
 def template_of(task: Task) -> Grouped:
     templates = templates_of(task)
     assert not isinstance(templates, str), templates
-    assert set(templates) == {"grouped"}
     template = templates["grouped"]
     assert isinstance(template, Grouped)
     return template
 
 
 def sample(template: Grouped, seed: int = 0) -> Iterator[GroupedTile]:
-    """Yield cuts that take as many groups as one as there are ways to, whole and split."""
-    kinds: dict[tuple[int, bool], list[GroupedTile]] = {}
+    """Yield a cut of each kind: of so many groups, of steps of a tap or several, split or not."""
+    kinds: dict[tuple[int, int, bool], list[GroupedTile]] = {}
     for cut in template.tiles():
-        kinds.setdefault((cut.groups, cut.splits > 1), []).append(cut)
+        kinds.setdefault((cut.groups, cut.fills_steps, cut.splits > 1), []).append(cut)
     for _, cuts in sorted(kinds.items()):
         yield random.Random(seed).choice(cuts)
 
@@ -113,6 +117,13 @@ def test_products_of_few_channels_take_several_groups_as_one(tvm: Any) -> None:
     }.items():
         _, template = grouped_task(case, "fp16")
         assert {cut.groups for cut in template.tiles()} == counts, case
+
+
+def test_images_in_groups_are_left_to_tensor_cores(tvm: Any) -> None:
+    for case, (_, inputs, _) in CASES.items():
+        task, _ = grouped_task(case, "fp16")
+        others = {"product"} if len(inputs["x"]) == 3 else set()  # its products have one row
+        assert set(templates_of(task)) == {"grouped"} | others, case
 
 
 def test_weights_that_are_no_constants_are_multiplied_alike(tvm: Any) -> None:
@@ -184,7 +195,7 @@ def test_images_of_groups_are_copied_by_16_bytes_to_tensor_cores(
     ptx = compiled_ptx(monkeypatch)
     task, template = between(groups, channels, size)
     ranked = sorted(template.tiles(), key=lambda cut: template.estimated_secs(cut, 52))
-    best = {cut.groups: cut for cut in reversed(ranked)}
+    best = {(cut.groups, cut.fills_steps): cut for cut in reversed(ranked)}
     for cut in best.values():
         ptx.clear()
         lowered(task, template, Recipe("grouped", cut))
@@ -210,6 +221,8 @@ def disagreements(target: TargetSpec) -> list[str]:
         task = replace(grouped_task(case, precision)[0], target=target)
         reference = built(build_candidate(task, default_candidate(task)))
         for cut in sample(template_of(task), 3):
+            if cut.splits > 1 and cut.fills_steps:
+                continue  # the other kinds split, and fill steps
             recipe = Recipe("grouped", cut).text
             candidate = Candidate.of_recipe(task.task_id, recipe, source=TRITON)
             failure = disagreement(device, reference, built(build_candidate(task, candidate)))

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _FIRST = 12  # candidates by the estimate alone
 _ALIKE = 2  # of a batch with the same tile, differing in stages or warps
+_SIZES = ("rows", "columns", "depth", "splits", "groups", "fills_steps")  # what makes a tile
 _BY_ESTIMATE = 0.15  # of later candidates
 _SMS = 132  # where a share's are not known
 
@@ -222,8 +223,7 @@ class TemplateSearch(Search):
 
 def _tile_of(tile: tuple[str, Any]) -> tuple[Any, ...]:
     name, cut = tile
-    sizes = ("rows", "columns", "depth", "splits")
-    return (name, *(getattr(cut, size, 0) for size in sizes))
+    return (name, *(getattr(cut, size, 0) for size in _SIZES))
 
 
 def _features(template: Cuttable, cut: Any, sms: float) -> npt.NDArray[np.float32]:

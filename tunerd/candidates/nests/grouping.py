@@ -22,7 +22,6 @@ class Grouping:
     weights: Expr
     channels: Axis  # of the result
     group: Axis
-    columns: int  # output channels of a group
 
     @staticmethod
     def of(nest: Nest) -> Grouping:
@@ -32,20 +31,19 @@ class Grouping:
             (value,) = value.args
         if value.op != "mul" or not nest.axes or not nest.reduction.axes:
             raise NotANest("it is no sum of products")
-        channels = nest.axes[-1]
-        for image, weights in (value.args, value.args[::-1]):
-            for part in image.walk():
-                if part.op != "floordiv" or part.args[0] != axis_expr(channels):
+        for channels in reversed(nest.axes):
+            for image, weights in (value.args, value.args[::-1]):
+                found = _by_group(image, channels)
+                if found is None or channels not in weights.axes:
                     continue
-                columns = int(part.args[1].value)
-                group = Axis("group", channels.extent // columns)
-                image = _swapped(image, {part: axis_expr(group)})
-                if channels in image.axes or channels not in weights.axes:
-                    raise NotANest("what it reads depends on more than the group of a channel")
-                if channels.extent % columns:
-                    raise NotANest("its groups are of several sizes")
-                return Grouping(nest, image, weights, channels, group, columns)
+                group, image = found
+                return Grouping(nest, image, weights, channels, group)
         raise NotANest("it has no groups of channels")
+
+    @property
+    def outputs(self) -> int:
+        """How many output channels a group has."""
+        return self.channels.extent // self.group.extent
 
     @property
     def channel(self) -> Axis:
@@ -55,19 +53,20 @@ class Grouping:
     def together(self, count: int) -> Nest:
         """Return the nest with `count` groups taken as one.
 
-        Its last two axes are these, and their output channels; its sum goes over all of their input
-        channels. Where `count` does not divide the groups, the last of these axes goes beyond the
-        result's channels in the end, and what it has there is to be left out. Raises NotANest where
-        the input channels of several groups do not lie together.
+        Instead of the channels it has an axis of these, and one of their output channels; its sum
+        goes over all of their input channels. Where `count` does not divide the groups, the second
+        axis goes beyond the result's channels in the end, and what it has there is to be left out.
+        Raises NotANest where channels of several groups do not lie together.
         """
         taken = Axis("groups", -(-self.group.extent // count))
-        member = Axis("member", count * self.columns)
+        member = Axis("member", count * self.outputs)
         deep = Axis(self.channel.name, count * self.channel.extent)
         places = {
             axis_expr(self.channels): _sum(
                 _times(axis_expr(taken), member.extent), axis_expr(member)
             )
         }
+        parts = {self.channels: (taken, member) if taken.extent > 1 else (member,)}
         image, weights = self.image, self.weights
         if count == 1:
             image = _swapped(image, {axis_expr(self.group): axis_expr(taken)})
@@ -80,7 +79,7 @@ class Grouping:
         reduction = replace(self.nest.reduction, axes=(*taps, deep), value=product)
         return replace(
             self.nest,
-            axes=(*self.nest.axes[:-1], *((taken,) if taken.extent > 1 else ()), member),
+            axes=tuple(own for axis in self.nest.axes for own in parts.get(axis, (axis,))),
             target=_swapped(self.nest.target, places),
             epilogue=_swapped(self.nest.epilogue, places),
             reductions=(reduction,),
@@ -91,6 +90,8 @@ class Grouping:
 
         Channel k % depth of group (count * taken + k // depth) is channel k of the first one.
         """
+        if self.channels != self.nest.axes[-1]:
+            raise NotANest("the output channels of several groups do not lie together")
         own = {self.group, self.channel}
         loads = {e for e in self.image.walk() if e.op == "load"}
         if len(loads) != 1:
@@ -102,7 +103,7 @@ class Grouping:
             raise NotANest("a group's channels are not read by steps of equal size")
         step = place.factors.get(self.channel, 0)
         if place.factors.get(self.group, 0) != step * self.channel.extent:
-            raise NotANest("the channels of several groups do not lie together")
+            raise NotANest("the input channels of several groups do not lie together")
         first = {
             axis_expr(self.group): _times(axis_expr(taken), count),
             axis_expr(self.channel): axis_expr(deep),
@@ -119,8 +120,21 @@ class Grouping:
         within = Expr("floormod", (axis_expr(deep), depth), dtype="int64")
         weights = _swapped(self.weights, {**places, axis_expr(self.channel): within})
         of_input = Expr("floordiv", (axis_expr(deep), depth), dtype="int64")
-        of_output = Expr("floordiv", (axis_expr(member), number(self.columns)), dtype="int64")
+        of_output = Expr("floordiv", (axis_expr(member), number(self.outputs)), dtype="int64")
         return _where(_is("eq", of_input, of_output), weights)
+
+
+def _by_group(image: Expr, channels: Axis) -> tuple[Axis, Expr] | None:
+    """Return groups of channels and what reads by them alone; None where it reads otherwise."""
+    for part in image.walk():
+        if part.op == "floordiv" and part.args[0] == axis_expr(channels):
+            size = part.args[1].value
+            if not isinstance(size, int) or channels.extent % size:
+                return None
+            group = Axis("group", channels.extent // size)
+            by_group = _swapped(image, {part: axis_expr(group)})
+            return None if channels in by_group.axes else (group, by_group)
+    return None
 
 
 def _swapped(expr: Expr, parts: Mapping[Expr, Expr]) -> Expr:

@@ -17,6 +17,7 @@ from tunerd.candidates.nests.nest import Nest, NotANest
 from tunerd.candidates.triton.product import Product, Tile
 
 _WIDTHS = (16, 32, 64)  # of tiles that several groups are to fill
+_LONG = 64  # channels of a tap, beside which a step's masks and rounding up matter little
 
 
 @dataclass(frozen=True, order=True)
@@ -24,19 +25,20 @@ class GroupedTile(Tile):
     """How a product is cut."""
 
     groups: int = 1  # that are taken as one
+    fills_steps: int = 0  # 1: with channels of several taps; 0: each step is of one tap
 
 
 @dataclass(frozen=True)
 class Grouped:
     """A convolution in groups as products."""
 
-    products: tuple[Product, ...]  # each of as many groups as its `groups` says
+    products: tuple[Product, ...]
 
     @staticmethod
     def of(nest: Nest, precision: str, weights: Collection[int] = ()) -> Grouped:
         """Return a nest as such products; raises NotANest with the reason where it is none."""
         found = Grouping.of(nest)
-        counts = {min(width // found.columns, found.group.extent) for width in _WIDTHS}
+        counts = {min(width // found.outputs, found.group.extent) for width in _WIDTHS}
         products, reason = [], None
         for count in sorted({1, *counts} - {0}):
             try:
@@ -44,11 +46,12 @@ class Grouped:
             except NotANest as error:
                 reason = reason or error
                 continue
-            whole = found.channels.extent
             is_ragged = found.group.extent % count != 0
-            products.append(
-                replace(product, groups=count, all_columns=whole if is_ragged else None)
-            )
+            whole = found.channels.extent if is_ragged else None
+            product = replace(product, groups=count, all_columns=whole)
+            products.append(product)
+            if len(product.depth_axes) > 1 and not product.is_flat and product.along < _LONG:
+                products.append(replace(product, fills_steps=True))
         if not products:
             raise reason or NotANest("it has no groups of channels")
         return Grouped(tuple(products))
@@ -67,7 +70,9 @@ class Grouped:
             for tile in product.tiles():
                 if product.groups == 1 or tile.columns >= product.columns:
                     own = {f.name: getattr(tile, f.name) for f in fields(tile)}
-                    yield GroupedTile(**own, groups=product.groups)
+                    yield GroupedTile(
+                        **own, groups=product.groups, fills_steps=int(product.fills_steps)
+                    )
 
     def estimated_secs(self, tile: GroupedTile, sms: float) -> float:
         return self._of(tile).estimated_secs(tile, sms)
@@ -85,8 +90,8 @@ class Grouped:
         return self._of(tile).source(tile, name)
 
     def _of(self, tile: GroupedTile) -> Product:
-        return self._by_groups[tile.groups]
+        return self._by_tile[tile.groups, tile.fills_steps]
 
     @cached_property
-    def _by_groups(self) -> dict[int, Product]:
-        return {product.groups: product for product in self.products}
+    def _by_tile(self) -> dict[tuple[int, int], Product]:
+        return {(product.groups, int(product.fills_steps)): product for product in self.products}

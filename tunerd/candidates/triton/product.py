@@ -46,6 +46,7 @@ class Product(Contraction):
     powers: tuple[int, ...] = ()  # of the left operand, that each of the other reductions sums
     groups: int = 1  # of a convolution that are taken as one, with zeros between them
     all_columns: int | None = None  # of all that are apart, where the last one has fewer
+    fills_steps: bool = False  # a step of depth takes channels of several taps
 
     @staticmethod
     def of(nest: Nest, precision: str, weights: Collection[int] = ()) -> Product:
@@ -74,7 +75,8 @@ class Product(Contraction):
     @cached_property
     def is_flat(self) -> bool:
         """Whether a step of depth goes over all axes of the sum, as where the last one is short."""
-        return len(self.depth_axes) > 1 and self.depth_axes[-1].extent < 16
+        channels = self.depth_axes[-1].extent
+        return len(self.depth_axes) > 1 and (self.fills_steps or channels < 16)
 
     @property
     def along(self) -> int:
