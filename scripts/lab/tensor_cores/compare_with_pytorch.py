@@ -3,7 +3,8 @@
 
     scripts/lab/tensor_cores/compare_with_pytorch.py --gpu-pct 40 --precision fp16 --out FOLDER
 
-Exports six models of torchvision and transformers with random weights, tunes each with
+Exports six models of torchvision and transformers with random weights, or those that --models
+names, as resnext50_32x4d and regnet_y_1_6gf with convolutions in groups, tunes each with
 `tunerd tune`, and then, in one process per model under the same MPS cap, times in turns: PyTorch
 eager in fp32, TF32 and fp16 in either memory layout, torch.compile (max-autotune) in fp16, each as
 one CUDA graph, TensorRT where `pip install tensorrt` was done, and the tuned artifact. All are
@@ -381,7 +382,7 @@ def main() -> None:
     parser.add_argument("--gpu-pct", type=int, default=40)
     parser.add_argument("--precision", default="fp16")
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--models", default=",".join(MODELS), help="of torchvision, or bert_base")
     parser.add_argument("--budget", default="45s", help="of each search")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=30)
