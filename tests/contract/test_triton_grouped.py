@@ -18,6 +18,8 @@ from tests.lib.build_fixtures import built
 from tests.lib.build_fixtures import task_of as task_of_tensors
 from tunerd.builder.build import build_candidate
 from tunerd.builder.library import load_tvm
+from tunerd.candidates import registry
+from tunerd.candidates.base import SearchSettings
 from tunerd.candidates.triton.grouped import Grouped, GroupedTile
 from tunerd.candidates.triton.source import Recipe, lowered, templates_of
 from tunerd.slices import plan
@@ -164,6 +166,14 @@ def test_a_recipe_says_how_many_groups_are_taken_as_one(tvm: Any) -> None:
     for text, cut in recipes.items():
         assert Recipe.parse(text) == Recipe("grouped", cut)
     assert len(recipes) == len(list(template.tiles()))
+
+
+def test_what_is_tried_first_takes_groups_and_fills_steps_in_several_ways(tvm: Any) -> None:
+    task, _ = between(32, 128, 56)
+    search = registry.SOURCES[TRITON].search(SearchSettings(seed=0, threads=1, sms=52))
+    cuts = [Recipe.parse(c.recipe).cut for c in search.propose(task, 12).candidates]
+    assert len({cut.groups for cut in cuts}) > 1
+    assert {cut.fills_steps for cut in cuts} == {0, 1}
 
 
 # --- what is compiled --------------------------------------------------------------------------

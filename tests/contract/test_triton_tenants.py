@@ -130,6 +130,11 @@ SIZES: dict[str, tuple[list[Any], dict[str, tuple[int, ...]], dict[str, tuple[in
         {"x": (1, 64, 14, 14)},
         {"w": (64, 1, 3, 3), "b": (64,)},
     ),
+    "groups": (
+        conv(pads=[1, 1, 1, 1], group=8)(),
+        {"x": (1, 64, 28, 28)},
+        {"w": (64, 8, 3, 3), "b": (64,)},
+    ),
     "layer norm": (
         [("LayerNormalization", ["x", "s", "b"], "y", {"axis": -1})],
         {"x": (1, 50, 768)},

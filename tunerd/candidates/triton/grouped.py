@@ -25,7 +25,7 @@ class GroupedTile(Tile):
     """How a product is cut."""
 
     groups: int = 1  # that are taken as one
-    fills_steps: int = 0  # 1: with channels of several taps; 0: each step is of one tap
+    fills_steps: int = 0  # 1: with several taps, also where one tap has channels for a step
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class Product(Contraction):
     powers: tuple[int, ...] = ()  # of the left operand, that each of the other reductions sums
     groups: int = 1  # of a convolution that are taken as one, with zeros between them
     all_columns: int | None = None  # of all that are apart, where the last one has fewer
-    fills_steps: bool = False  # a step of depth takes channels of several taps
+    fills_steps: bool = False  # with several taps, also where one tap has channels for a step
 
     @staticmethod
     def of(nest: Nest, precision: str, weights: Collection[int] = ()) -> Product:
