@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,13 @@ from tests.lib.colocation_plans import compiled_for_the_gpu, cuda_artifact, inpu
 from tunerd.artifacts import parts, staging
 from tunerd.artifacts.segments import Pauses, SegmentedCapture
 from tunerd.colocation import Engine, Plan
+from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.gpu_context import GpuContext
 from tunerd.colocation.places.green_contexts import GreenContexts
 from tunerd.colocation.places.mps import MpsPlace
 from tunerd.slices.whole import WholeSlice
+from tunerd.system.cuda_driver import checked
+from tunerd.vocabulary import TensorSpec
 
 pytestmark = pytest.mark.gpu
 
@@ -215,6 +219,45 @@ def test_a_client_of_mps_that_exceeds_its_time_is_evicted_and_its_neighbours_go_
     assert [fault.member for fault in faults] == ["a0"], faults
     assert now["a1"] == pids["a1"]
     assert now["a0"] != pids["a0"]
+
+
+@contextlib.contextmanager
+def hung(stream: int) -> Iterator[None]:
+    """Have nothing run on a stream that is launched there from now on, until the block ends."""
+    from cuda.bindings import driver
+
+    gpu = GpuContext()
+    gate = gpu.pinned([TensorSpec("gate", (1,), "int32")])
+    address, _ = gate.places["gate"]
+    gate["gate"][0] = 0
+    equal = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ
+    checked(driver.cuStreamWaitValue32(stream, address, 1, equal))
+    try:
+        yield
+    finally:
+        gate["gate"][0] = 1
+        checked(driver.cuStreamSynchronize(stream))
+
+
+@pytest.mark.parametrize("policy", ["streams", "space"])
+def test_what_hangs_in_one_process_is_evicted_and_its_neighbours_go_on(
+    policy: str, root: Path
+) -> None:
+    paths = dict(list(names_and_paths(root).items())[:2])
+    place = CudaStreamsPlace()
+    plan = plan_of(paths, {"kind": policy}, "in-process", limit_ms=300)
+    with Engine(plan, place=place) as engine:
+        expected = {name: engine.submit(name, inputs()).result(WAIT_SECS) for name in paths}
+        (lane,) = {seat.lane for seat in place._seats if seat.member == "a0"}
+        with hung(place._tracks[lane].stream):
+            assert "exceeded its time" in str(engine.submit("a0", inputs()).exception(WAIT_SECS))
+            answers = [("a1", engine.submit("a1", inputs()).result(WAIT_SECS)) for _ in range(50)]
+            answers.append(("a0", engine.submit("a0", inputs()).result(WAIT_SECS)))
+        answers += [(name, engine.submit(name, inputs()).result(WAIT_SECS)) for name in paths]
+        faults = engine.stats().faults
+    for name, answer in answers:
+        assert all(np.array_equal(answer[n], known) for n, known in expected[name].items())
+    assert [fault.member for fault in faults] == ["a0"], faults
 
 
 def test_an_engine_is_no_client_of_its_mps_daemon(root: Path) -> None:

@@ -29,19 +29,19 @@ class Sampler:
         from cuda.bindings import driver
 
         self._driver = driver
-        self._rounds: dict[str, int] = {}  # of each label, that fill a sample
+        self._round_secs: dict[str, float] = {}  # of each label, by the sample before
 
     def saturated(self, label: str, slots: Sequence[Slot], secs: float) -> float:
         """Return inferences per second of a queue that never runs empty.
 
         As many rounds over all slots are queued as fill the time, by the sample before.
         """
-        if label not in self._rounds:
+        if label not in self._round_secs:
             self._run(slots, 1)  # warm
-            self._rounds[label] = _rounds_in(secs, _WARM_ROUNDS, self._run(slots, _WARM_ROUNDS))
-        rounds = self._rounds[label]
+            self._round_secs[label] = self._run(slots, _WARM_ROUNDS) / _WARM_ROUNDS
+        rounds = max(_WARM_ROUNDS, round(secs / self._round_secs[label]))
         took = self._run(slots, rounds)
-        self._rounds[label] = _rounds_in(secs, rounds, took)
+        self._round_secs[label] = took / rounds
         return rounds * sum(slot.inferences for slot in slots) / took
 
     def closed(self, slots: Sequence[Slot], secs: float) -> tuple[float, list[int]]:
@@ -107,7 +107,3 @@ class _Launch:
     def close(self) -> None:
         if self._event is not None:
             checked(self._driver.cuEventDestroy(self._event))
-
-
-def _rounds_in(secs: float, rounds: int, took: float) -> int:
-    return max(_WARM_ROUNDS, round(rounds * secs / took))

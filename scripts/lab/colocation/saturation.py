@@ -21,7 +21,8 @@ Processes are started in the order of importance, and may take --secs to prepare
 takes longer is in the table with the reason. Each way is sampled once when it is ready, and in
 turns when all are, or when the turns need what is left of --until. A turn samples each: saturated,
 the queue never empty, and every second turn closed as well, with one of each model in flight, for
-the latencies. Written after each step: saturation.json, with all samples, the GPU's clocks, the
+the latencies; the last one has longer samples as well, for what the GPU draws (NVML's counter of
+energy). Written after each step: saturation.json, with all samples, the GPU's clocks, the
 facts of the host and the seconds of each step, and saturation.txt. What was exported, tuned and
 made in --runs before is not made again; --prepare-only does no more than that. Runs where PyTorch,
 torchvision and one NVIDIA GPU are, as root.
@@ -33,6 +34,7 @@ import argparse
 import contextlib
 import json
 import re
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -48,9 +50,12 @@ from lab.colocation.workers import Group, Worker, WorkerError, WorkerGone
 from lab.lab import made_by
 
 MODES = ("saturated", "closed")
+POWER = "power"  # a mode: saturated, with the joules of each inference
+_POWER_TIMES = 5  # as long a sample: NVML's counter moves in steps of some dozen milliseconds
 _ENGINE_TIMES = 3  # as long a sample as others have: a load has a start and an end
 
 Environment = Callable[[int | None], dict[str, str]]
+Sample = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass
@@ -88,14 +93,15 @@ class Bench:
                 self._look(label, MODES, self.document["first"])
                 made.took_secs = time.monotonic() - since
 
-    @property
-    def turn_secs(self) -> float:
-        """How long a turn of what is ready may take: every second one has one sample of each."""
-        return sum(each.took_secs for each in self.contenders.values())
+    def turns_secs(self, count: int) -> float:
+        """How long turns of what is ready may take: every second one has one sample of each."""
+        contenders = self.contenders.values()
+        each = sum(contender.took_secs for contender in contenders)
+        return count * each + sum(_POWER_TIMES * made.sample_secs for made in contenders)
 
-    def turn(self, number: int) -> None:
+    def turn(self, number: int, *, is_last: bool = False) -> None:
         """Sample each way once; turns have opposite orders, and every second one latencies."""
-        modes = MODES[: 1 if number % 2 else 2]
+        modes = (*MODES[: 1 if number % 2 else 2], *([POWER] if is_last else []))
         found: dict[str, Any] = {}
         for label in list(self.contenders)[:: 1 if number % 2 else -1]:
             if label in self.contenders:  # its group may have ended meanwhile
@@ -110,10 +116,15 @@ class Bench:
 
     def _sample(self, label: str, mode: str) -> dict[str, Any]:
         contender = self.contenders[label]
-        answers = contender.group.sample(label, mode, contender.sample_secs)
-        latencies = sorted(us for a in answers for us in a.get("latencies_us", ()))
-        made = {"per_sec": sum(a["per_sec"] for a in answers)}
-        return made | ({"latencies_us": latencies} if mode == "closed" else {})
+        secs = contender.sample_secs * (_POWER_TIMES if mode == POWER else 1)
+        answers = contender.group.sample(label, mode, secs)
+        made: dict[str, Any] = {"per_sec": sum(a["per_sec"] for a in answers)}
+        if mode == "closed":
+            made["latencies_us"] = sorted(us for a in answers for us in a["latencies_us"])
+        if mode == POWER:  # of the whole GPU, whoever reads it
+            watts = [a["watts"] for a in answers if a["watts"] is not None]
+            made["watts"] = statistics.mean(watts) if watts else None
+        return made
 
     def _leave_out(self, label: str, error: WorkerError) -> None:
         self.steps.problem(label, error)
@@ -241,7 +252,7 @@ def measure(
             if not bench.contenders or steps.is_late:
                 break
             with steps.step(f"turn {number + 1} of {len(bench.contenders)} ways"):
-                bench.turn(number)
+                bench.turn(number, is_last=number == options.turns - 1)
 
 
 def _measure_first(
@@ -251,7 +262,7 @@ def _measure_first(
     try:
         if lacking := crew.lacks(ways):
             raise WorkerError(f"there is nothing {lacking}")
-        secs = bench.steps.left_secs(options.secs, keep=options.turns * bench.turn_secs)
+        secs = bench.steps.left_secs(options.secs, keep=bench.turns_secs(options.turns))
         times = _ENGINE_TIMES if ways.kind == "engine" else 1
         group = crew.start(ways, environment(ways.mps))
         bench.add(ways, group, secs, times * options.sample_secs)
@@ -283,9 +294,32 @@ def work(options: argparse.Namespace) -> None:
     else:
         mine = next((folders[options.seed] for folders in artifacts.values()), None)
         body = contenders.OneOfMany(options.model, options.precision, options.seed, mine, labels)
-    workers.serve({"prepare": body.prepare, "sample": body.sample})
+    workers.serve({"prepare": body.prepare, "sample": with_watts(body.sample)})
     if isinstance(body, contenders.InEngine):
         body.close()
+
+
+def with_watts(sample: Sample) -> Sample:
+    """Return what answers the mode POWER, too: saturated, and what the GPU drew on average."""
+    from tunerd.colocation.load.energy import EnergyMeter
+    from tunerd.system import host
+
+    uuids = [gpu.uuid for gpu in host.facts().gpus]
+    EnergyMeter(uuids[0] if uuids else None).start()  # NVML's start takes a while
+
+    def answer(asked: dict[str, Any]) -> dict[str, Any]:
+        if asked["mode"] != POWER:
+            return sample(asked)
+        meter = EnergyMeter(uuids[0] if uuids else None)
+        workers.wait_until(asked["at"])
+        since = time.monotonic()
+        meter.start()
+        said = sample(asked | {"mode": "saturated"})
+        meter.stop()
+        secs = time.monotonic() - since
+        return said | {"watts": None if meter.joules is None else meter.joules / secs}
+
+    return answer
 
 
 # --- the whole ---------------------------------------------------------------------------------

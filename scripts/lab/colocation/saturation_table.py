@@ -38,6 +38,13 @@ def latencies_of(document: Mapping[str, Any], label: str) -> list[int]:
     return [us for turn in turns for us in turn.get("latencies_us", ())]
 
 
+def joules_of(document: Mapping[str, Any], label: str) -> float | None:
+    """Return the joules of an inference, of the whole GPU; None where they were not measured."""
+    found = [turn[label]["power"] for turn in _turns(document) if "power" in turn.get(label, {})]
+    known = [each for each in found if each["watts"] is not None]
+    return statistics.median(e["watts"] / e["per_sec"] for e in known) if known else None
+
+
 def rivals(labels: Sequence[str]) -> list[str]:
     """Return PyTorch's ways to run different models: not batches of one."""
     return [x for x in labels if x.startswith("PyTorch") and not is_batched(x)]
@@ -66,11 +73,12 @@ def table(document: Mapping[str, Any]) -> str:
         f"with different models is '{strongest}'",
         "",
         "| inferences/s | saturated | over one after another | over the best of PyTorch | "
-        "one in flight each | p99, ms |",
-        "|---|--:|--:|--:|--:|--:|",
+        "one in flight each | p99, ms | J an inference |",
+        "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for label, values in sorted(rates.items(), key=lambda each: statistics.median(each[1])):
         tail = p99_ms(latencies_of(document, label))
+        joules = joules_of(document, label)
         cells = [
             label,
             f"{statistics.median(values):,.0f}",
@@ -80,6 +88,7 @@ def table(document: Mapping[str, Any]) -> str:
             ),
             f"{statistics.median(closed[label]):,.0f}" if label in closed else "-",
             "-" if tail is None else f"{tail:.3g}",
+            "-" if joules is None else f"{joules:.3g}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", *(_answers(rates, strongest) if strongest else [])]
