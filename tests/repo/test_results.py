@@ -121,7 +121,7 @@ def test_the_picture_of_tails_is_what_its_script_makes_of_the_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, made = ROOT / "results" / "colocation", tmp_path / "tails.svg"
-    samples = [kept / f"{name}.json.xz" for name in ("engine-h200-last", "encoder-h200-all")]
+    samples = [kept / f"{name}.json.xz" for name in ("resnet50-h200-all", "encoder-h200-all")]
     monkeypatch.setattr(sys, "argv", ["tail_plot", *map(str, samples), "--out", str(made)])
     tail_plot.main()
     assert made.read_text() == (kept / "tails.svg").read_text()
@@ -146,7 +146,16 @@ def test_a_table_of_tails_is_what_its_script_makes_of_the_samples(
 
 # All latencies of these are kept; of two others every eighth.
 @pytest.mark.parametrize(
-    "name", ["engine-h200-last", "encoder-h200-all", "encoder-fp32-h200", "resnet50-fp32-h200"]
+    "name",
+    [
+        "engine-h200-last",
+        "encoder-h200-all",
+        "encoder-h200-inductor",
+        "resnet50-h200-all",
+        "resnet50-mps-h200",
+        "encoder-fp32-h200",
+        "resnet50-fp32-h200",
+    ],
 )
 def test_a_table_of_rates_is_what_its_script_makes_of_the_samples(name: str) -> None:
     kept = ROOT / "results" / "colocation"

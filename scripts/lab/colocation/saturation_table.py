@@ -67,18 +67,19 @@ def table(document: Mapping[str, Any]) -> str:
         turns = "one sample of each way, before the first turn"
     else:
         turns = f"{len(document['turns'])} turns"
+    joules = {label: joules_of(document, label) for label in rates}
+    has_joules = any(each is not None for each in joules.values())  # earlier runs have none
     lines = [
         f"{document['tenants']} x {document['model']}, {document['precision']}, "
         f"{document.get('device', 'no GPU')}, {turns}; the best of PyTorch "
         f"with different models is '{strongest}'",
         "",
         "| inferences/s | saturated | over one after another | over the best of PyTorch | "
-        "one in flight each | p99, ms | J an inference |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+        f"one in flight each | p99, ms |{' J an inference |' if has_joules else ''}",
+        f"|---|--:|--:|--:|--:|--:|{'--:|' if has_joules else ''}",
     ]
     for label, values in sorted(rates.items(), key=lambda each: statistics.median(each[1])):
         tail = p99_ms(latencies_of(document, label))
-        joules = joules_of(document, label)
         cells = [
             label,
             f"{statistics.median(values):,.0f}",
@@ -88,7 +89,7 @@ def table(document: Mapping[str, Any]) -> str:
             ),
             f"{statistics.median(closed[label]):,.0f}" if label in closed else "-",
             "-" if tail is None else f"{tail:.3g}",
-            "-" if joules is None else f"{joules:.3g}",
+            *(["-" if joules[label] is None else f"{joules[label]:.3g}"] if has_joules else []),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", *(_answers(rates, strongest) if strongest else [])]
