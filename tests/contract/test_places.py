@@ -160,6 +160,45 @@ def test_a_fault_is_told_with_the_seats_that_it_took(subject: Subject, lane: Lan
         assert isinstance(subject.run(seat, inputs()), Done)
 
 
+def test_a_seat_that_faults_with_all_that_it_takes_serves_again(
+    subject: Subject, lane: Lane
+) -> None:
+    seat = subject.load(0, lane)
+    told: queue.SimpleQueue[Done | Fault] = queue.SimpleQueue()
+    subject.fault(seat)
+    for _ in range(subject.place.depth):
+        subject.place.start(seat, 0, inputs(), told.put)
+    fault = subject.next_of(told)
+    assert isinstance(fault, Fault)
+    for lost in fault.lost:
+        subject.place.reload(lost)
+    for nth in range(3):
+        done = subject.run(seat, inputs(nth))
+        assert isinstance(done, Done)
+        assert same(done.outputs, subject.expected(0, inputs(nth)))
+
+
+def test_what_hangs_keeps_another_seat_of_its_lane_waiting_until_it_is_evicted(
+    subject: Subject, lane: Lane
+) -> None:
+    if subject.place.depth == 1:
+        return  # nothing is started behind it
+    hanging, other = (subject.load(seed, lane) for seed in (0, 1))
+    told: queue.SimpleQueue[Done | Fault] = queue.SimpleQueue()
+    subject.hang(hanging)
+    subject.place.start(hanging, 0, inputs(), told.put)
+    subject.place.start(other, 0, inputs(1), told.put)
+    lost = subject.place.evict(hanging)
+    subject.heal()
+    if other not in lost:
+        done = subject.next_of(told)
+        assert isinstance(done, Done)
+        assert same(done.outputs, subject.expected(1, inputs(1)))
+    for seat in lost:
+        subject.place.reload(seat)
+    assert isinstance(subject.run(other, inputs()), Done)
+
+
 def test_what_hangs_can_be_evicted_and_the_seat_serves_again(subject: Subject, lane: Lane) -> None:
     seat = subject.load(0, lane)
     other = subject.load(1, lane)

@@ -199,7 +199,7 @@ def test_a_process_that_dies_between_segments_costs_one_retry(root: Path) -> Non
         assert all(same(answer, expected(inputs(seed))) for seed, answer in answers)
 
 
-def test_a_process_that_is_killed_costs_one_retry_and_no_answer(root: Path) -> None:
+def test_a_process_that_is_killed_costs_retries_and_no_answer(root: Path) -> None:
     place = ProcessesPlace()
     with Engine(plan_of(root, TWO, kind="streams", place="processes"), place=place) as engine:
         before = result(engine.submit("one", inputs()))
@@ -209,6 +209,7 @@ def test_a_process_that_is_killed_costs_one_retry_and_no_answer(root: Path) -> N
         assert all(result(future) for future in futures)
         (fault,) = engine.stats().faults
         resident = engine.memory_bytes()
-    assert (fault.member, fault.retried) == ("", 1)
+    assert fault.member == ""
+    assert 1 <= fault.retried <= 2  # those of "one" that its process had
     assert fault.recovered_secs is not None
     assert resident.keys() == {"one", "two"}

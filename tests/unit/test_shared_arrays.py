@@ -47,10 +47,13 @@ def test_the_memory_outlives_its_descriptor() -> None:
     assert (shared.arrays["image"] == 1).all()
 
 
-def test_an_input_and_an_output_may_have_one_name() -> None:
+def test_an_input_and_an_output_may_have_one_name_and_each_request_its_own() -> None:
     spec = TensorSpec("x", (2,), "float32")
-    tensors = SharedTensors([spec], [spec])
-    tensors.inputs["x"][...] = 1
-    tensors.outputs["x"][...] = 2
-    assert (tensors.inputs["x"] == 1).all()
+    tensors = SharedTensors([spec], [spec], count=2)
+    for nth, (inputs, outputs) in enumerate(tensors.buffers):
+        inputs["x"][...] = 2 * nth
+        outputs["x"][...] = 2 * nth + 1
+    for nth, (inputs, outputs) in enumerate(tensors.buffers):
+        assert (inputs["x"] == 2 * nth).all()
+        assert (outputs["x"] == 2 * nth + 1).all()
     tensors.memory.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 from collections.abc import Callable, Sequence
@@ -27,7 +28,10 @@ class Cutting(NamedTuple):
 
 
 class SeatClient(RunnerClient):
-    """One thread takes the seat and runs it; `pause`, `give_up` and `is_lost` are for others.
+    """One thread takes the seat; `pause`, `give_up` and `is_lost` are for others.
+
+    Requests are written in any threads, each in buffers of its own, asked for one after the other,
+    and their answers are awaited in that order, one after the other.
 
     Args:
         is_alone: says whether nothing else of the device has run while this seat did: a fault that
@@ -41,18 +45,25 @@ class SeatClient(RunnerClient):
         self._shared: SharedTensors | None = None
 
     def take(
-        self, artifact: str, inputs: Arrays, outputs: Sequence[TensorSpec], cut: Cut
+        self,
+        artifact: str,
+        inputs: Arrays,
+        outputs: Sequence[TensorSpec],
+        cut: Cut,
+        *,
+        buffers: int = 1,
     ) -> Cutting:
         """Have the process load an artifact and try it; return its segments.
 
         Args:
             inputs: to try it on; later ones have their shapes and types.
             cut: how long a segment may be in seconds, or after which kernels they end.
+            buffers: how many requests may be there at a time.
 
         Raises ModelRunError where it does not run, and as `prove` does.
         """
         given = [TensorSpec(n, tuple(a.shape), str(a.dtype)) for n, a in inputs.items()]
-        self._shared = shared = SharedTensors(given, outputs)
+        self._shared = shared = SharedTensors(given, outputs, count=buffers)
         self.write(inputs)
         body = {
             "op": "seat",
@@ -60,6 +71,7 @@ class SeatClient(RunnerClient):
             "inputs": [to_json(spec) for spec in given],
             "outputs": [to_json(spec) for spec in outputs],
             "cut": cut,
+            "buffers": buffers,
         }
         try:
             self._ask(body, [], timeout_secs=MODEL_SECS)
@@ -75,26 +87,33 @@ class SeatClient(RunnerClient):
             self._fail(answer)
         return Cutting(tuple(answer["segment_secs"]), tuple(answer["ends"]))
 
-    def write(self, inputs: Arrays) -> None:
-        """Put inputs by name where the process finds them."""
+    def write(self, inputs: Arrays, which: int = 0) -> None:
+        """Put inputs by name where the process finds them: into the buffers of that number."""
         assert self._shared is not None
         for name, array in inputs.items():
-            np.copyto(self._shared.inputs[name], array)
+            np.copyto(self._shared.buffers[which].inputs[name], array)
 
-    def read(self) -> Arrays:
-        """Return copies of the outputs of the last run."""
+    def read(self, which: int = 0) -> Arrays:
+        """Return copies of the outputs of the last run with these buffers."""
         assert self._shared is not None
-        return {name: array.copy() for name, array in self._shared.outputs.items()}
+        outputs = self._shared.buffers[which].outputs
+        return {name: array.copy() for name, array in outputs.items()}
 
-    def run(self, segment: int) -> int | None:
-        """Run from a segment on; return before which one it paused, None at the end.
+    def ask(self, segment: int, which: int = 0) -> None:
+        """Have it run from a segment on; who awaits the answer finds out where that fails."""
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.sendall(ASKED.pack(which, segment))
+
+    def answer(self) -> int | None:
+        """Await what came of it; return before which segment it paused, None at the end.
 
         Raises ModelRunError.
         """
         try:
             if self._connection is None:
                 raise wire.Closed("the runner is gone")
-            self._connection.sendall(ASKED.pack(segment))
             told = self._connection.recv(TOLD.size, socket.MSG_WAITALL)
             if len(told) < TOLD.size:
                 raise wire.Closed("the other side closed the connection")

@@ -3,11 +3,14 @@
 Inputs and outputs lie in shared memory, whose descriptor comes with the request; then some bytes
 wake the runner, and some tell what came of it:
 
-    int32 segment            start there; what was paused goes on
+    byte which, int32 segment
+                             start there, with these buffers; what was paused goes on
     byte what, int32 segment DONE, PAUSED before that segment, or FAILED with a message of `wire`
                              behind it: {"failure": ...}
 
-The flag of the shared memory asks for a pause.
+With several buffers a request is written and asked for while another one runs, and the runner goes
+on to it at once: they are answered in the order in which they were asked for. What pauses has no
+such company. The flag of the shared memory asks for a pause.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,17 +29,25 @@ from tunerd.system import wire
 from tunerd.system.shared_arrays import SharedArrays
 from tunerd.vocabulary import Arrays, Stage, TensorSpec, to_json
 
-ASKED = struct.Struct("<i")
+ASKED = struct.Struct("<Bi")
 TOLD = struct.Struct("<Bi")
 DONE, PAUSED, FAILED = range(3)
 
 Run = Callable[[Arrays, Pauses], Arrays]
 
 
+class Buffers(NamedTuple):
+    """Where the tensors of one request lie, by name."""
+
+    inputs: Arrays
+    outputs: Arrays
+
+
 class SharedTensors:
-    """A model's inputs and outputs by name, which may have names in common.
+    """`buffers` are a model's inputs and outputs, which may have names in common.
 
     Args:
+        count: how many requests have buffers of their own.
         descriptor: of the memory that the other side made; None makes it.
     """
 
@@ -43,13 +55,21 @@ class SharedTensors:
         self,
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
+        *,
+        count: int = 1,
         descriptor: int | None = None,
     ) -> None:
-        places = [replace(spec, name=str(i)) for i, spec in enumerate((*inputs, *outputs))]
-        self.memory = SharedArrays(places, descriptor)
-        arrays = list(self.memory.arrays.values())
-        self.inputs = {s.name: a for s, a in zip(inputs, arrays, strict=False)}
-        self.outputs = {s.name: a for s, a in zip(outputs, arrays[len(inputs) :], strict=True)}
+        specs = [*inputs, *outputs] * count
+        named = [replace(spec, name=str(nth)) for nth, spec in enumerate(specs)]
+        self.memory = SharedArrays(named, descriptor)
+        arrays = iter(self.memory.arrays.values())
+        self.buffers = tuple(
+            Buffers(
+                {spec.name: next(arrays) for spec in inputs},
+                {spec.name: next(arrays) for spec in outputs},
+            )
+            for _ in range(count)
+        )
 
 
 class SeatService(Pauses):
@@ -64,10 +84,10 @@ class SeatService(Pauses):
     def serve(self) -> None:
         """Serve until the connection ends: then wire.Closed is raised, or another OSError."""
         while True:
-            self._await_start()
+            inputs, outputs = self._shared.buffers[self._await_start()]
             try:
-                for name, array in self._run(self._shared.inputs, self).items():
-                    np.copyto(self._shared.outputs[name], array)
+                for name, array in self._run(inputs, self).items():
+                    np.copyto(outputs[name], array)
             except Exception as error:
                 failed = sampling.failure_on(self._device, Stage.RUN, error)
                 self._tell(FAILED)
@@ -82,9 +102,12 @@ class SeatService(Pauses):
         self._tell(PAUSED, segment)
         self._await_start()
 
-    def _await_start(self) -> None:
-        if len(self._connection.recv(ASKED.size, socket.MSG_WAITALL)) < ASKED.size:
+    def _await_start(self) -> int:
+        """Return with which buffers."""
+        asked = self._connection.recv(ASKED.size, socket.MSG_WAITALL)
+        if len(asked) < ASKED.size:
             raise wire.Closed("the engine closed the connection")
+        return int(ASKED.unpack(asked)[0])
 
     def _tell(self, what: int, segment: int = 0) -> None:
         self._connection.sendall(TOLD.pack(what, segment))

@@ -252,10 +252,10 @@ class RunnerService:
             [value_from(TensorSpec, said) for said in body[which]]
             for which in ("inputs", "outputs")
         )
-        shared = SharedTensors(inputs, outputs, descriptor)
+        shared = SharedTensors(inputs, outputs, count=body["buffers"], descriptor=descriptor)
         shared.memory.close()
         try:
-            run = segmented(self._loaded(body["artifact"]), shared.inputs, body["cut"])
+            run = segmented(self._loaded(body["artifact"]), shared.buffers[0].inputs, body["cut"])
         except Exception as error:
             self._send_failure(Stage.LOAD, error)
             return

@@ -20,7 +20,7 @@ class Left(Exception):
     """Ends a run that nobody waits for any more, where it would pause."""
 
 
-class _Run(Pauses):
+class SeatRun(Pauses):
     """One request in its seat: what runs it asks whether to pause, and waits here where it does."""
 
     def __init__(self, segments: int, told: Told) -> None:
@@ -39,6 +39,10 @@ class _Run(Pauses):
         self._resumed.put(None)
 
     # --- in the seat's thread ------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Count its time from now on: what it was started behind has ended."""
+        self._since = time.monotonic()
 
     def wanted(self) -> bool:
         return self.is_wanted
@@ -75,7 +79,7 @@ class SeatThread:
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._run: _Run | None = None  # the last one that was started
+        self._run: SeatRun | None = None  # the last one that was started
         self._is_left = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
@@ -105,7 +109,7 @@ class SeatThread:
         self,
         segment: int,
         segments: int,
-        model: Callable[[Pauses], Arrays | tuple[Arrays, ...]],
+        model: Callable[[SeatRun], Arrays | tuple[Arrays, ...]],
         fault_of: Callable[[BaseException], Fault],
         told: Told,
     ) -> None:
@@ -118,7 +122,7 @@ class SeatThread:
             assert self._run is not None
             self._run.resume(told)
             return
-        self._run = run = _Run(segments, told)
+        self._run = run = SeatRun(segments, told)
 
         def job() -> None:
             try:
