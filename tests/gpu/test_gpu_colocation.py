@@ -24,10 +24,12 @@ from tests.lib.colocation_plans import compiled_for_the_gpu, cuda_artifact, inpu
 from tunerd.artifacts import parts, staging
 from tunerd.artifacts.segments import Pauses, SegmentedCapture
 from tunerd.colocation import Engine, Plan
+from tunerd.colocation.bench import bench
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.gpu_context import GpuContext
 from tunerd.colocation.places.green_contexts import GreenContexts
 from tunerd.colocation.places.mps import MpsPlace
+from tunerd.colocation.plan import LoadChoice
 from tunerd.slices.whole import WholeSlice
 from tunerd.system.cuda_driver import checked
 from tunerd.vocabulary import TensorSpec
@@ -197,6 +199,28 @@ def test_a_fault_among_clients_of_mps_is_named_and_all_serve_again(root: Path) -
     assert faults[-1].member == "bad"
     assert all(fault.recovered_secs is not None for fault in faults)
     print("seconds until all served again:", [fault.recovered_secs for fault in faults])
+
+
+def test_a_bench_says_what_a_fault_among_clients_of_mps_costs_the_others(
+    root: Path, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "far.npz", row=np.full(4, 1 << 32, "int64"))
+    bad = compiled_for_the_gpu(lookup(), root / "lookup-of-a-bench")
+    fault = {"member": "bad", "after": 3.0, "inputs": tmp_path / "far.npz"}
+    plan = plan_of(names_and_paths(root) | {"bad": bad}, {"kind": "streams"}, "mps")
+    load = LoadChoice.model_validate({"duration": 20, "fault": fault})
+    (result,) = bench(plan.model_copy(update={"load": load}), (), print).results
+    assert result.outage is not None
+    (taken,) = result.outage.rounds
+    assert taken.out_secs is not None
+    assert taken.served_again_secs is not None
+    assert (taken.lost, taken.lost_own) == (0, 0)
+    for other in result.outage.neighbours:
+        assert other.before.per_sec
+        assert other.during.per_sec is not None
+        assert other.during.per_sec < other.before.per_sec
+        assert other.after.per_sec
+    print("an outage:", result.outage)
 
 
 def test_a_client_of_mps_that_exceeds_its_time_is_evicted_and_its_neighbours_go_on(

@@ -16,14 +16,13 @@ import yaml
 from onnx import TensorProto, helper, numpy_helper
 
 import tunerd
-from lab.colocation import latency, request_parts, tenants
+from lab.colocation import latency, recovery, request_parts, tenants
 from lab.colocation.contenders import engine_plan
 from lab.colocation.figures import best, p99_ms, ratio, within
 from lab.colocation.gemms_table import key_of
 from lab.colocation.gemms_table import tables as gemm_tables
 from lab.colocation.latency import BENCHES, RECIPES
 from lab.colocation.latency_table import admitted_in_time, spread_of, tables
-from lab.colocation.recovery import silent_secs
 from lab.colocation.saturation_table import latencies_of, samples_of, table
 from lab.colocation.steps import Steps, since_start
 from lab.colocation.tail_plot import dots_of, front, tails_svg
@@ -247,16 +246,6 @@ def test_launches_of_several_are_in_the_plot_by_their_whole_name() -> None:
     assert [dot.name for dot in dots] == [labels[0], "space-time, 8 together"]
 
 
-def test_a_fault_lasts_until_the_last_tenant_is_answered_again() -> None:
-    ends = {
-        "at once": [(1.0, ""), (2.1, ""), (2.2, "")],
-        "lost": [(1.9, ""), (2.05, "MemberError: lost"), (4.4, ""), (4.5, "")],
-        "long before": [(0.1, ""), (1.99, ""), (2.3, "")],
-    }
-    assert silent_secs(ends, 2.0) == pytest.approx(2.5)
-    assert silent_secs(ends | {"never": [(1.9, ""), (2.1, "MemberError: lost")]}, 2.0) is None
-
-
 def test_before_the_first_turn_the_table_has_one_sample_of_each_way() -> None:
     made = document({label: rates for label, rates in RATES.items() if "PyTorch" not in label})
     first = made.pop("turns")[0]["samples"]
@@ -344,6 +333,43 @@ def test_changes_of_shares_are_those_that_a_bench_of_the_recipe_makes(
     assert set(found["ends"]) == {"done"}
     (tmp_path / "reshare.json").write_text(json.dumps({"part": "reshare", "secs": 1.0} | found))
     assert f"{found['ends']['done']:,} requests answered, 0 lost" in tables(tmp_path)
+
+
+def test_faults_are_those_that_a_bench_of_the_recipe_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe with two of its tenants, in processes on cores."""
+    recovery.made(tmp_path, "cpu")
+    recipe = yaml.safe_load((RECIPES / "fault-mps.yaml").read_text())
+    tenants, culprit = recipe["members"][:2], recipe["members"][-1]
+    for seed, member in enumerate(tenants):
+        member |= {"artifact": str(artifact(tmp_path, seed)), "rate": 20}
+    culprit |= {"artifact": "artifact", "rate": 20}
+    recipe |= {"device": "cpu", "place": "processes", "members": [*tenants, culprit]}
+    fault = recipe["load"]["fault"] | {"inputs": "far.npz", "after": "1s"}
+    recipe["load"] |= {"kind": "poisson", "duration": "5s", "rounds": 1, "fault": fault}
+    path = tmp_path / "fault-mps.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    found = recovery.faults(path)
+    (fault,) = found["rounds"]
+    assert fault["culprit_serves"]
+    assert fault["secs"] >= fault["culprit_secs"] > 0
+    assert fault["failed"] == 0
+    assert all(fault["answered"].values())
+    (tmp_path / "faults.json").write_text(json.dumps({"part": "faults", "secs": 1.0} | found))
+    assert f"| 1 | {fault['secs']:.2f} s | " in (shown := tables(tmp_path))
+    assert "a new process with all in it takes" in shown
+
+
+def test_the_recipe_of_a_fault_has_the_artifacts_that_its_commands_make() -> None:
+    plan = Plan.read(RECIPES / "fault-mps.yaml")
+    ((kind, count),) = latency.KINDS["faults"]
+    *tenants, culprit = plan.members
+    made = [(kind.run(RUNS).name, f"tenant-{seed}") for seed in range(count)]
+    assert [member.artifact.parts[-2:] for member in tenants] == made
+    assert plan.load.fault is not None
+    assert plan.load.fault.member == culprit.name
+    assert plan.load.fault.inputs.parent == culprit.artifact.parent
 
 
 def test_after_the_last_moment_no_step_is_begun() -> None:

@@ -166,15 +166,17 @@ def test_a_bench_kills_a_member_and_says_when_all_served_again(
     said = f"policy: {{kind: streams}}\nmembers: [{members}]\nload: {load}\n"
     plan.write_text(f"place: processes\n{said}")
     out, page, result, ran = benched(plan, capsys)
-    killed = result["killed"]
-    assert (killed["member"], killed["lost"], killed["lost_own"]) == ("m1", 0, 0)
-    assert result["faults"] == len(killed["served_again_secs"]) == 2
-    for secs, observed in zip(killed["served_again_secs"], ran["together"], strict=True):
-        assert 0.3 <= observed["killed_at_secs"] < 1
-        assert secs > 0
+    outage = result["outage"]
+    assert (outage["member"], outage["cause"]) == ("m1", "killed")
+    assert (outage["missed"], outage["lost"], outage["lost_own"]) == (0, 0, 0)
+    assert result["faults"] == len(outage["rounds"]) == 2
+    for taken, observed in zip(outage["rounds"], ran["together"], strict=True):
+        assert 0.3 <= taken["at_secs"] == observed["outage_at_secs"] < 1
+        assert 0 < taken["out_secs"] <= taken["served_again_secs"]
     for text in (out, page):
-        assert "m1 was killed in each of 2 rounds: all served again after " in text
+        assert "m1 was killed in 2 rounds: it served again after " in text
         assert "; 0 requests of others lost, 0 of its own" in text
+        assert "m0 before, during and after: " in text
     assert "The process of m1 is killed after 300" in page
 
 

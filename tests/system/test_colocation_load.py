@@ -20,7 +20,7 @@ from tunerd.colocation.load.alone import against_alone
 from tunerd.colocation.load.arrivals import BURST_PERIOD_SECS, BURST_SECS, arrivals_of, read_trace
 from tunerd.colocation.load.energy import EnergyMeter
 from tunerd.colocation.load.generator import Observed, Sample, run_load
-from tunerd.colocation.load.killing import killed_of
+from tunerd.colocation.load.outage import Moments, outage_of
 from tunerd.colocation.load.resharing import changes_of
 from tunerd.colocation.load.result import attained, late_secs, tenants_of
 from tunerd.colocation.plan import LoadChoice
@@ -149,10 +149,46 @@ def test_all_serve_again_when_each_has_answered_what_was_sent_since() -> None:
         answered("two", 1.1, 1.2, "failed"),
         answered("two", 1.3, 1.4),
     )
-    first, second = Observed(killed, (0.0, 4.0), 1.0), Observed(killed[:1], (0.0, 4.0), 1.0)
-    found = killed_of("one", [first, second], MEMBERS)
-    assert found.served_again_secs == (pytest.approx(2.2), None)
-    assert (found.lost, found.lost_own) == (1, 0)
+    rounds = [Observed(samples, (0.0, 4.0)) for samples in (killed, killed[:1], killed)]
+    at = Moments(1.0, 1.0)
+    found = outage_of("one", "killed", rounds, [at, at, None], MEMBERS)
+    first, second = found.rounds
+    assert (first.out_secs, first.served_again_secs) == (pytest.approx(2.2), pytest.approx(2.2))
+    assert (second.out_secs, second.served_again_secs) == (None, None)
+    assert (found.missed, found.lost, found.lost_own) == (1, 1, 0)
+    late = outage_of("one", "faulted", rounds[:1], [Moments(1.0, 3.1)], MEMBERS[:1])
+    assert late.rounds[0].out_secs == pytest.approx(2.4)  # who sent before may have been in time
+    assert late.neighbours == ()
+
+
+def test_a_neighbour_has_a_rate_and_a_tail_before_during_and_after_an_outage() -> None:
+    def two(meant_at: float, secs: float) -> Sample:
+        return replace(sample(meant_at, secs), member="two")
+
+    samples = (
+        *(two(i / 1000, 0.01) for i in range(1000)),
+        *(two(1 + i / 10, 3.0 - i / 10) for i in range(10)),  # answered when the outage is over
+        *(two(4.02 + i / 10, 0.02) for i in range(40)),
+        sample(3.92, 0.1),
+    )
+    found = outage_of("one", "faulted", [Observed(samples, (0.0, 9.0))], [Moments(1, 1)], MEMBERS)
+    assert found.rounds[0].served_again_secs == pytest.approx(3.02)
+    (other,) = found.neighbours
+    assert other.member == "two"
+    assert [each.secs for each in (other.before, other.during, other.after)] == [
+        1.0,
+        pytest.approx(3.02),
+        pytest.approx(4.98),
+    ]
+    assert other.before.per_sec == pytest.approx(990, abs=2)
+    assert other.during.per_sec == pytest.approx((10 + 10) / 3.02)
+    assert other.before.p99_secs == pytest.approx(0.01)
+    assert other.during.p99_secs is None
+    assert other.during.longest_secs == pytest.approx(3.0)
+    assert other.after.longest_secs == pytest.approx(0.02)
+    early = outage_of("one", "killed", [Observed(samples, (2.0, 9.0))], [Moments(1, 1)], MEMBERS)
+    assert early.neighbours[0].before.secs == 0.0
+    assert early.neighbours[0].before.per_sec is None
 
 
 def test_percentiles_need_samples_and_count_from_the_moment_that_was_meant() -> None:

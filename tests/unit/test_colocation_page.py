@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tests.lib.report_pages import Page, plain
 from tunerd.colocation.bench import Benched
-from tunerd.colocation.load.killing import Killed
+from tunerd.colocation.load.outage import Neighbour, Outage, Stretch, Taken
 from tunerd.colocation.load.result import LoadResult, TenantResult
 from tunerd.colocation.plan import Plan
 from tunerd.report.colocation import bench_page, bench_table
@@ -105,12 +105,26 @@ def test_memory_is_said_of_each_member_and_of_those_that_are_loaded_as_one() -> 
 
 
 def test_a_load_that_ended_before_all_served_again_says_so() -> None:
-    some = replace(result("time", tenant("a", 0.3)), killed=Killed("one", (0.5, None), 2, 1))
-    none = replace(some, killed=Killed("one", (None,), 0, 0))
+    taken = Taken(1.0, 0.25, 0.5, 2, 1), Taken(1.0, 0.75, None, 0, 0), Taken(1.0, None, None, 0, 0)
+    two = Neighbour(
+        "two",
+        Stretch(1.0, 100.0, 0.003, 0.004),
+        Stretch(0.5, 10.0, None, 0.5),
+        Stretch(0.0, None, None, None),
+    )
+    some = replace(
+        result("time", tenant("a", 0.3)), outage=Outage("one", "faulted", taken[:2], 1, (two,))
+    )
+    none = replace(some, outage=Outage("one", "killed", taken[2:], 0, ()))
     said = terminal(some, none)
     assert (
-        "one was killed in each of 2 rounds: all served again after 500 ms; 1 time the load ended "
-        "before each had answered something that was sent since; give a longer duration; 2 "
-        "requests of others lost, 1 of its own"
+        "one faulted in 2 rounds: it served again after 250 ms, 750 ms; all after 500 ms; 1 time "
+        "the load ended before each had answered something that was sent since; give a longer "
+        "duration; 1 time the request that was to fault was refused before it ran; 2 requests of "
+        "others lost, 1 of its own"
+    ) in said
+    assert (
+        f"two before, during and after: 100, 10.0, {UNKNOWN} answers per second; p99 3.00 ms, "
+        f"{UNKNOWN}, {UNKNOWN}; the longest 4.00 ms, 500 ms, {UNKNOWN}"
     ) in said
     assert "one was killed once: 1 time the load ended before" in said

@@ -9,7 +9,7 @@ import pytest
 
 from tests.lib import ROOT
 from tunerd.colocation.placement.job_file import JobFile
-from tunerd.colocation.plan import Kill, Plan, shares_of
+from tunerd.colocation.plan import Fault, Kill, Plan, shares_of
 from tunerd.colocation.planning.mix import Mix
 from tunerd.colocation.policies import policy_of
 from tunerd.errors import InputError
@@ -212,6 +212,37 @@ def test_a_member_may_be_killed_while_a_load_runs(tmp_path: Path) -> None:
     for place in ("in-process", "mps"):
         with pytest.raises(InputError, match=f"the place {place} has no process of a member that"):
             Plan.read(written(tmp_path, text.replace("place: processes", f"place: {place}")))
+
+
+def test_a_member_may_be_sent_what_faults_where_it_ends_no_other(tmp_path: Path) -> None:
+    text = """
+    place: mps
+    device: cuda
+    members: [{name: a, artifact: x}]
+    load: {fault: {member: a, after: 500ms, inputs: far.npz}, duration: 1s}
+    """
+    plan = Plan.read(written(tmp_path, text))
+    assert plan.load.fault == Fault(member="a", after=0.5, inputs=tmp_path / "far.npz")
+    assert plan.load.outage == plan.load.fault
+    assert plan.with_load({"duration": 2.0}).load.fault == plan.load.fault
+    again = tmp_path / "again.yaml"
+    plan.write(again)
+    assert "inputs: far.npz" in again.read_text()
+    assert Plan.read(again) == plan
+    with pytest.raises(InputError, match="`fault` is not within the duration"):
+        plan.with_load({"duration": 0.5})
+    with pytest.raises(InputError, match="`fault` or `alone`; leave one of them out"):
+        Plan.read(written(tmp_path, text.replace("duration: 1s", "alone: [a]")))
+    with pytest.raises(InputError, match=r"load.fault: there is no member 'b'"):
+        Plan.read(written(tmp_path, text.replace("member: a", "member: b")))
+    both = text.replace("duration: 1s", "kill: {member: a, after: 1s}")
+    with pytest.raises(InputError, match="a load has `kill` or `fault`; leave one of them out"):
+        Plan.read(written(tmp_path, both))
+    for device, apart in (("cuda", "mps"), ("cpu", "processes")):
+        said = f"fault would end them all; choose `place: {apart}`"
+        together = text.replace("mps", "in-process").replace("cuda", device)
+        with pytest.raises(InputError, match=f"share one process in the place in-process.*{said}"):
+            Plan.read(written(tmp_path, together))
 
 
 def test_a_plan_that_is_not_there_is_said(tmp_path: Path) -> None:

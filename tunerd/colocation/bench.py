@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from tunerd.colocation.load.arrivals import arrivals_of
 from tunerd.colocation.load.best import Best, best_of
 from tunerd.colocation.load.energy import EnergyMeter
 from tunerd.colocation.load.generator import Observed, run_load
-from tunerd.colocation.load.killing import killed_of
+from tunerd.colocation.load.outage import Breaker, Moments, faulting_inputs, outage_of
 from tunerd.colocation.load.resharing import Resharing, changes_of
 from tunerd.colocation.load.result import (
     LoadResult,
@@ -39,11 +38,13 @@ class Rounds:
     """All requests under one policy: of each round those to all, and those to each member alone.
 
     change_secs: how long each change of shares took meanwhile.
+    outages: of each round to all, when the outage that its load says began; None: there was none.
     """
 
     together: tuple[Observed, ...]
     alone: Mapping[str, tuple[Observed, ...]]
     change_secs: tuple[float, ...] = ()
+    outages: tuple[Moments | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,13 @@ class Benched:
 def bench(plan: Plan, policies: Sequence[PolicyChoice], say: Say) -> Benched:
     """Bench a plan under each policy; raises as Engine.start does.
 
-    What can be refused is refused before the first member is loaded.
+    What can be refused is refused before the first member is loaded. Inputs that were to make a
+    member fault, and do not, are an InputError as well.
     """
     choices = tuple(policies) or (plan.policy,)
     for choice in choices:
         policy_of(choice.kind, choice.parameters)
+    faulting_inputs(plan)
     plan, capacity = rated(plan, say)
     if plan.load.kind != "closed":
         arrivals_of(plan.members, plan.load)
@@ -162,9 +165,15 @@ def _under(plan: Plan, say: Say) -> tuple[LoadResult, Rounds]:
         changes=None
         if plan.load.reshare_every is None
         else changes_of(rounds.change_secs, rounds.together, plan.members),
-        killed=None
-        if plan.load.kill is None
-        else killed_of(plan.load.kill.member, rounds.together, plan.members),
+        outage=None
+        if (out := plan.load.outage) is None
+        else outage_of(
+            out.member,
+            "killed" if plan.load.kill else "faulted",
+            rounds.together,
+            rounds.outages,
+            plan.members,
+        ),
     )
     return result, rounds
 
@@ -172,26 +181,34 @@ def _under(plan: Plan, say: Say) -> tuple[LoadResult, Rounds]:
 def _observed(engine: Engine, meter: EnergyMeter, say: Say) -> Rounds:
     """Send the load to all, and in turns to each member alone that the plan names."""
     plan, load, inputs = engine.plan, engine.plan.load, sample_inputs(engine.plan)
+    faulting = faulting_inputs(plan)
     lonely = [m for m in plan.members if m.name in load.alone]
     together: list[Observed] = []
     change_secs: list[float] = []
+    outages: list[Moments | None] = []
     alone: dict[str, list[Observed]] = {m.name: [] for m in lonely}
     for number in range(load.rounds):
         this = load.model_copy(update={"seed": load.seed + number})
         where = f", round {number + 1} of {load.rounds}" if load.rounds > 1 else ""
         say(f"{plan.policy.kind}: {load.kind} load for {load.duration:g} s{where}")
-        observed, took_secs = _together(engine, this, inputs, meter)
+        breaker = Breaker(engine, faulting)
+        observed, took_secs = _together(engine, this, inputs, meter, breaker)
         together.append(observed)
+        outages.append(breaker.moments(observed))
         change_secs += took_secs
         for member in lonely:
             say(f"{plan.policy.kind}: {member.name} alone for {load.duration:g} s{where}")
             alone[member.name].append(run_load(engine, this, inputs, members=(member,)))
     found = {name: tuple(each) for name, each in alone.items()}
-    return Rounds(tuple(together), found, tuple(change_secs))
+    return Rounds(tuple(together), found, tuple(change_secs), tuple(outages))
 
 
 def _together(
-    engine: Engine, load: LoadChoice, inputs: Mapping[str, Arrays], meter: EnergyMeter
+    engine: Engine,
+    load: LoadChoice,
+    inputs: Mapping[str, Arrays],
+    meter: EnergyMeter,
+    breaker: Breaker,
 ) -> tuple[Observed, Sequence[float]]:
     """Send the load to all, and return the seconds of each change of shares, too."""
     with Resharing(engine, load.reshare_every) as resharing:
@@ -204,8 +221,5 @@ def _together(
             resharing.stop()
             meter.stop()
 
-        during = None
-        if (kill := load.kill) is not None:
-            during = kill.after, functools.partial(engine.kill, kill.member)
-        observed = run_load(engine, load, inputs, on_start=begin, on_end=end, during=during)
+        observed = run_load(engine, load, inputs, on_start=begin, on_end=end, during=breaker.during)
     return observed, resharing.secs

@@ -126,6 +126,18 @@ class Kill(Part):
     after: Annotated[float, BeforeValidator(texts.duration), Field(gt=0)]
 
 
+class Fault(Part):
+    """A member that is sent one request that makes it fault, so long after a load has begun.
+
+    inputs: an .npz file of the request's arrays, named as the member's inputs. They make its
+    artifact fault, as where it reads an address at which nothing is mapped.
+    """
+
+    member: Name
+    after: Annotated[float, BeforeValidator(texts.duration), Field(gt=0)]
+    inputs: Path
+
+
 class LoadChoice(Part):
     """What `tunerd colocate bench` asks of the members.
 
@@ -140,6 +152,8 @@ class LoadChoice(Part):
     the first again.
     kill: a member whose process is killed meanwhile, as where memory runs out. An open load sends
     it requests while it is away.
+    fault: a member that is sent a request meanwhile that makes it fault, as any other request of
+    it. The rest is as with `kill`.
     """
 
     kind: LoadKind = "closed"
@@ -151,6 +165,7 @@ class LoadChoice(Part):
     rounds: Annotated[int, Field(ge=1, le=1000)] = 1
     reshare_every: Annotated[float, BeforeValidator(texts.duration), Field(gt=0)] | None = None
     kill: Kill | None = None
+    fault: Fault | None = None
     trace: Path | None = None
     seed: Annotated[int, Field(ge=0)] = 0
 
@@ -160,13 +175,24 @@ class LoadChoice(Part):
             raise ValueError("a load of kind trace, and no other, names a file in `trace`")
         if self.of_capacity is not None and self.kind not in ("poisson", "bursts"):
             raise ValueError("`of_capacity` is for loads of kind poisson or bursts")
-        kill_after = None if self.kill is None else self.kill.after
-        for what, secs in (("reshare_every", self.reshare_every), ("kill", kill_after)):
+        if self.kill is not None and self.fault is not None:
+            raise ValueError("a load has `kill` or `fault`; leave one of them out")
+        after = {
+            what: each.after
+            for what, each in (("kill", self.kill), ("fault", self.fault))
+            if each is not None
+        }
+        for what, secs in {"reshare_every": self.reshare_every, **after}.items():
             if secs is not None and secs >= self.duration:
                 raise ValueError(f"`{what}` is not within the duration; give a longer duration")
             if secs is not None and self.alone:
                 raise ValueError(f"a load has `{what}` or `alone`; leave one of them out")
         return self
+
+    @property
+    def outage(self) -> Kill | Fault | None:
+        """Who is taken out while the load runs, and when."""
+        return self.kill or self.fault
 
 
 class Proof(Part):
@@ -239,14 +265,20 @@ class Plan(Part):
             raise ValueError(f"load.alone: there is no member '{min(unknown)}'")
         if self.load.reshare_every is not None and len(self.layouts) < 2:
             raise ValueError("load.reshare_every: give every member `shares` to change to")
-        if self.load.kill is not None:
-            if self.load.kill.member not in names:
-                raise ValueError(f"load.kill: there is no member '{self.load.kill.member}'")
-            if self.place != "processes":
-                raise ValueError(
-                    f"load.kill: the place {self.place} has no process of a member that may be "
-                    "killed; choose `place: processes`"
-                )
+        if (outage := self.load.outage) is not None and outage.member not in names:
+            what = "kill" if self.load.kill else "fault"
+            raise ValueError(f"load.{what}: there is no member '{outage.member}'")
+        if self.load.kill is not None and self.place != "processes":
+            raise ValueError(
+                f"load.kill: the place {self.place} has no process of a member that may be "
+                "killed; choose `place: processes`"
+            )
+        if self.load.fault is not None and self.place == "in-process":
+            apart = "mps" if self.device == "cuda" else "processes"
+            raise ValueError(
+                "load.fault: all members share one process in the place in-process, and a fault "
+                f"would end them all; choose `place: {apart}`"
+            )
         if self.load.of_capacity is not None:
             for member in self.members:
                 if member.rate is not None:
@@ -305,6 +337,8 @@ class Plan(Part):
             member["artifact"] = _relative(Path(member["artifact"]), folder)
         if self.load.trace is not None:
             document["load"]["trace"] = _relative(self.load.trace, folder)
+        if self.load.fault is not None:
+            document["load"]["fault"]["inputs"] = _relative(self.load.fault.inputs, folder)
         write_whole(path, yaml.safe_dump(document, sort_keys=False), shared=True)
 
     def _moved(self, folder: Path) -> Self:
@@ -314,6 +348,9 @@ class Plan(Part):
         load = self.load
         if load.trace is not None:
             load = load.model_copy(update={"trace": absolute(load.trace, folder)})
+        if (fault := load.fault) is not None:
+            fault = fault.model_copy(update={"inputs": absolute(fault.inputs, folder)})
+            load = load.model_copy(update={"fault": fault})
         return self.model_copy(update={"members": members, "load": load})
 
 

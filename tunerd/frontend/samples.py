@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from tunerd.errors import InputError
+from tunerd.system import npz
 from tunerd.system.arrays import Array, verification_inputs
-from tunerd.system.text import reason_of
 from tunerd.vocabulary import Arrays, TensorSpec
 
 MOST_SAMPLES = 16  # of those that are given, the first; each is run in ONNX Runtime
@@ -66,23 +65,7 @@ def _read(path: Path, known: Mapping[str, TensorSpec]) -> list[Arrays]:
 
 
 def _of_file(path: Path, known: Mapping[str, TensorSpec]) -> list[Arrays]:
-    try:
-        file = np.load(path)
-        if isinstance(file, np.ndarray):
-            raise ValueError("it holds one array without a name")
-        with file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise InputError(
-            f"{path} cannot be read as inputs ({reason_of(error)}); write it with numpy.savez, "
-            f"its arrays named {', '.join(known)}"
-        ) from None
-    if strange := sorted(arrays.keys() - known.keys()):
-        raise InputError(
-            f"{path} has an array '{strange[0]}', and the model takes {', '.join(known)}"
-        )
-    if not arrays:
-        raise InputError(f"{path} holds no array; the model takes {', '.join(known)}")
+    arrays = npz.read_inputs(path, tuple(known))
     stacked = {name: _stacked(array, known[name], path) for name, array in arrays.items()}
     counts = {len(array) for array in stacked.values() if len(array) != 1} or {1}
     if len(counts) > 1 or counts == {0}:

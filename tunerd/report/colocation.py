@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.text import Text
 from tunerd.colocation.bench import Benched
 from tunerd.colocation.load.alone import AgainstAlone
 from tunerd.colocation.load.generator import TRIM, Observed
-from tunerd.colocation.load.killing import Killed
+from tunerd.colocation.load.outage import Neighbour, Outage
 from tunerd.colocation.load.resharing import Changes
 from tunerd.colocation.load.result import LoadResult, TenantResult
 from tunerd.colocation.plan import LoadChoice, Plan, Proof
@@ -53,7 +54,11 @@ def samples_json(benched: Benched) -> list[dict[str, Any]]:
     """Return all requests of each policy in rounds, those outside of the window, too."""
     return [
         {
-            "together": [_observed_json(observed) for observed in rounds.together],
+            "together": [
+                _observed_json(observed)
+                | {"outage_at_secs": None if when is None else when.at_secs}
+                for observed, when in itertools.zip_longest(rounds.together, rounds.outages)
+            ],
             "alone": {
                 name: [_observed_json(observed) for observed in each]
                 for name, each in rounds.alone.items()
@@ -66,7 +71,6 @@ def samples_json(benched: Benched) -> list[dict[str, Any]]:
 def _observed_json(observed: Observed) -> dict[str, Any]:
     return {
         "window_secs": list(observed.window),
-        "killed_at_secs": observed.called_at,
         "samples": [
             [
                 s.member,
@@ -227,8 +231,8 @@ def _sentences(benched: Benched) -> list[str]:
         found += [f"{result.policy}: {_against_text(each)}" for each in result.against_alone]
         if result.changes is not None:
             found.append(f"{result.policy}: {_changes_text(result.changes)}")
-        if result.killed is not None:
-            found.append(f"{result.policy}: {_killed_text(result.killed)}")
+        if result.outage is not None:
+            found += [f"{result.policy}: {said}" for said in _outage_texts(result.outage)]
     found += missing_percentiles(benched.results)
     late = [r.late_secs for r in benched.results if r.late_secs is not None]
     if late and benched.plan.load.kind != "closed":
@@ -258,20 +262,47 @@ def _changes_text(found: Changes) -> str:
     )
 
 
-def _killed_text(found: Killed) -> str:
-    known = [secs for secs in found.served_again_secs if secs is not None]
-    times, missing = len(found.served_again_secs), len(found.served_again_secs) - len(known)
-    said = [f"all served again after {', '.join(map(secs_text, known))}"] if known else []
-    if missing:
+def _outage_texts(found: Outage) -> list[str]:
+    """Return a sentence on the member that was out, and one on each other."""
+    times = len(found.rounds)
+    said = [
+        f"{what} after {', '.join(map(secs_text, known))}"
+        for what, known in (
+            ("it served again", [r.out_secs for r in found.rounds if r.out_secs is not None]),
+            ("all", [r.served_again_secs for r in found.rounds if r.served_again_secs is not None]),
+        )
+        if known
+    ]
+    if missing := sum(r.served_again_secs is None for r in found.rounds):
         said.append(
             f"{count_text(missing, 'time')} the load ended before each had answered something that "
             "was sent since; give a longer duration"
         )
+    if found.missed:
+        said.append(
+            f"{count_text(found.missed, 'time')} the request that was to fault was refused before "
+            "it ran"
+        )
     said.append(
         f"{count_text(found.lost, 'request')} of others lost, {found.lost_own:,} of its own"
     )
-    often = "once" if times == 1 else f"in each of {times} rounds"
-    return f"{found.member} was killed {often}: {'; '.join(said)}"
+    verb = "was killed" if found.cause == "killed" else "faulted"
+    often = "once" if times == 1 else f"in {times} rounds"
+    about = f"{found.member} {verb} {often}: {'; '.join(said)}"
+    return [about, *map(_neighbour_text, found.neighbours if found.rounds else ())]
+
+
+def _neighbour_text(found: Neighbour) -> str:
+    parts = (found.before, found.during, found.after)
+    rates = ", ".join(UNKNOWN if p.per_sec is None else significant(p.per_sec) for p in parts)
+    tails, longest = (
+        ", ".join(map(secs_text, each))
+        for each in ([p.p99_secs for p in parts], [p.longest_secs for p in parts])
+    )
+    return (
+        f"{found.member} before, during and after: {rates} answers per second; p99 {tails}; "
+        f"the longest {longest}"
+    )
 
 
 def _plot_section(results: Sequence[LoadResult]) -> Section:
@@ -331,6 +362,11 @@ def _load_text(load: LoadChoice) -> str:
         how += f" Shares change every {secs_text(load.reshare_every)}."
     if load.kill is not None:
         how += f" The process of {load.kill.member} is killed after {secs_text(load.kill.after)}."
+    if load.fault is not None:
+        how += (
+            f" {load.fault.member} is sent a request that makes it fault after "
+            f"{secs_text(load.fault.after)}."
+        )
     return (
         f"{how} Latencies count from the moment at which a request was meant to come; the first "
         f"and the last {TRIM:.0%} of {load.duration:g} s are left out."

@@ -9,14 +9,16 @@
     replicas   the slowest of ten replicas over the fastest
     density    how many replicas one process serves, and the memory of one more
     reshare    how long a change of shares takes while both members serve
-    faults     how long ten tenants in clients of MPS are without answers when one of them faults
+    faults     how long ten tenants in clients of MPS are without answers when one of them faults,
+               and what they get before and after
 
 Each of the first four is a plan of recipes/colocation under several policies, as `tunerd colocate
-bench` runs it, and `reshare` is one under its own. What is missing in runs/colocation is
-made first (lab/colocation/tenants.py); --prepare-only does no more. A policy, or a number of
-replicas, is measured within --secs in a process of its own; --only chooses some, and one that is
-there is not measured again. Written after each: PART.json with every latency, the seconds of each
-step and what failed why, and latency.txt. Runs where PyTorch and one NVIDIA GPU are.
+bench` runs it; `reshare` and `faults` (fault-mps.yaml) are one each under its own. What is missing
+in runs/colocation is made first (lab/colocation/tenants.py); --prepare-only does no more. A policy,
+or a number of replicas, is measured within --secs in a process of its own; --only chooses some, and
+one that is there is not measured again. Written after each: PART.json with every latency, the
+seconds of each step and what failed why, and latency.txt. Runs where PyTorch and one NVIDIA GPU
+are.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ BENCHES: Mapping[str, Part] = {
 }  # fmt: skip
 KINDS: Mapping[str, tuple[tuple[Kind, int], ...]] = {
     name: part.kinds for name, part in BENCHES.items()
-} | {"reshare": ((QUARTER, 2),), "density": ((TENTH, 10),), "faults": ((TENTH, 10),)}
+} | {"reshare": ((QUARTER, 2),), "density": ((TENTH, 10),), "faults": ((TENTH, 9),)}
 
 
 # What is measured of each part by itself, the most important first.
@@ -170,13 +172,13 @@ def density(count: int, folders: Sequence[Path]) -> dict[str, Any]:
 def inside(options: argparse.Namespace) -> None:
     """Measure one configuration in this process, and write what was found."""
     part, _, configuration = options.inside.partition(":")
-    folders = [TENTH.run(RUNS.resolve()) / f"tenant-{i}" for i in range(10)]
     if part == "density":
+        folders = [TENTH.run(RUNS.resolve()) / f"tenant-{i}" for i in range(10)]
         found = density(int(configuration.partition(" ")[0]), folders)
     elif part == "reshare":
         found = reshares()
     elif part == "faults":
-        found = recovery.faults(folders[:9], recovery.lookup(RUNS.resolve() / "lookup"))
+        found = recovery.faults(RECIPES / "fault-mps.yaml")
     else:
         found = bench(BENCHES[part], options.place, configuration, json.loads(options.rates))
     options.result.write_text(json.dumps(found))
@@ -192,6 +194,9 @@ def measured(options: argparse.Namespace, part: str) -> None:
         with steps.step(f"{part}: {count} of {kind.stem}, tuned at {kind.pct}%"):
             steps.left_secs(0.0)
             tenants.made(kind, count, RUNS.resolve(), budget=options.budget)
+    if part == "faults" and left:
+        with steps.step("faults: the model that faults"):
+            recovery.made(RUNS.resolve() / "lookup")
     for each in left if not options.prepare_only else ():
         with steps.step(f"{part}, {each}: {options.secs:g} s at most", each):
             found = found_by(

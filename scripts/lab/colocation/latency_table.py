@@ -228,9 +228,12 @@ def _faults(document: Document) -> list[str]:
     said = [
         f"{report['member'] or 'nobody'} "
         + ("never" if (secs := report["recovered_secs"]) is None else f"{secs:.2f} s")
-        for report in document["reports"]
+        for report in document.get("reports", ())  # of runs without a recipe
     ]
-    lines.append(f"- the engine's own reports, who was to blame and until when: {', '.join(said)}")
+    if said:
+        lines.append(
+            f"- the engine's own reports, who was to blame and until when: {', '.join(said)}"
+        )
     lines.append(f"- a new process with all in it takes {document['restart_secs']:.1f} s to serve")
     return lines
 

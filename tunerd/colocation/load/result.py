@@ -9,7 +9,7 @@ import numpy as np
 
 from tunerd.colocation.load.alone import AgainstAlone
 from tunerd.colocation.load.generator import DONE, FAILED, REFUSED, Observed, Sample
-from tunerd.colocation.load.killing import Killed
+from tunerd.colocation.load.outage import Outage
 from tunerd.colocation.load.resharing import Changes
 from tunerd.colocation.plan import Member
 from tunerd.stats.tail import percentiles_of
@@ -65,7 +65,7 @@ class LoadResult:
     per_launch: Mapping[str, float | None] = field(default_factory=dict)  # requests, by group
     against_alone: tuple[AgainstAlone, ...] = ()  # of each member, where the plan's load says so
     changes: Changes | None = None  # of shares, where the plan's load has some
-    killed: Killed | None = None  # the member that the plan's load says
+    outage: Outage | None = None  # of the member that the plan's load says
 
     @property
     def spread(self) -> float | None:
