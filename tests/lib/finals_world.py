@@ -63,6 +63,7 @@ class FakeCluster:
         self.collateral = collateral  # how many comparisons a neighbour spoils
         self.disturbed = 0  # how many comparisons and looks somebody disturbs
         self.calls: list[str] = []
+        self.turns: list[int] = []  # at most, of each comparison
         self.places: list[tuple[str, str]] = []
         self.answers: dict[str, list[Any]] = {}  # of other methods, one after the other
 
@@ -89,7 +90,8 @@ class FakeCluster:
             self.disturbed -= 1
         if method == "conditions":
             return Conditions(disturbed_by="pid 7" if self.disturbed >= 0 else "")
-        builds, _, company = arguments
+        builds, profile, company = arguments
+        self.turns.append(profile.max_samples)
         self.collateral -= 1
         if self.collateral >= 0:
             return [COLLATERAL] * len(builds)

@@ -23,6 +23,7 @@ from tunerd.cluster.tuner import Tuner
 from tunerd.errors import InfrastructureError, Interrupted
 from tunerd.frontend.kernels import kernels_of
 from tunerd.records.outcome import outcome_from_json
+from tunerd.runs.finals.allowance import Allowance
 from tunerd.runs.finals.finals import Ending, finish
 from tunerd.runs.finals.quiet_slice import STEP_SECS, Finals, Patience, QuietSlice
 from tunerd.runs.folder import RunFolder
@@ -185,6 +186,23 @@ def test_what_was_found_stays_where_onnxruntime_could_not_be_timed_beside_it(
     )
     assert [latency.name for latency in outcome.latencies] == ["default", "tuned"]
     assert left(ending) == ["artifact"]
+    kept = ending.folder.store.outcome()
+    assert kept is not None
+    assert outcome_from_json(kept).remarks == outcome.remarks
+
+
+def test_a_run_whose_finals_have_no_time_is_verified_and_compared_and_says_so(
+    ending: Ending,
+) -> None:
+    ending = replace(ending, allowance=Allowance(-1.0, now=lambda: 0.0))
+    outcome = finish(ending)
+    assert outcome.verification.verdict is Verdict.RIGHT
+    assert outcome.end_to_end.verdict is Verdict.FASTER
+    assert outcome.hit_rate > 0
+    cut, exceeded = outcome.remarks
+    assert cut.startswith("to keep the finals to a third of the run's time of 1 task 1 had fewer")
+    assert cut.endswith("the whole model was timed in fewer turns")
+    assert exceeded.startswith("the finals took 1 s more than a third of the run's time")
     kept = ending.folder.store.outcome()
     assert kept is not None
     assert outcome_from_json(kept).remarks == outcome.remarks

@@ -11,6 +11,7 @@ import pytest
 from tests.lib.finals_world import (  # noqa: F401  fixtures
     COLLATERAL,
     CRASH,
+    OTHER,
     WRONG,
     FakeCluster,
     candidate,
@@ -28,6 +29,7 @@ from tests.lib.record_samples import TASK
 from tests.lib.store_places import proposed
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.records import Store
+from tunerd.runs.finals.allowance import FEW_TURNS, Allowance
 from tunerd.runs.finals.quiet_slice import Finals, QuietSlice
 from tunerd.runs.finals.selection import FINALISTS, choose_winners
 from tunerd.vocabulary import (
@@ -40,6 +42,7 @@ from tunerd.vocabulary import (
     Stage,
     default_candidate,
 )
+from tunerd.vocabulary.outcome import TaskOutcome
 
 
 def test_the_quiet_samples_decide_and_not_the_search_s(store: Store) -> None:
@@ -202,6 +205,81 @@ def test_a_task_without_trials_says_what_the_search_said(store: Store) -> None:
     )
     assert not outcome.is_tuned
     assert outcome.note == "the search found no candidate"
+
+
+# --- too little time -----------------------------------------------------------------------------
+
+
+def chosen_within(store: Store, cluster: FakeCluster, secs: float) -> tuple[TaskOutcome, Allowance]:
+    """Choose the winner of a task in so much time, on a clock that stands still."""
+    searched(store, 1e-3, 1.1e-3, 1.2e-3)
+    allowance = Allowance(secs, now=lambda: 0.0)
+    (outcome,) = choose_winners(
+        [TASK],
+        store,
+        QuietSlice(cast(Cluster, cluster), "quiet"),
+        say=lambda message: None,
+        unsearched={},
+        allowance=allowance,
+    )
+    return outcome, allowance
+
+
+def measured_in_search(store: Store, secs: float) -> None:
+    """Store what the search measured of the default."""
+    ids = proposed(store, [default_candidate(TASK)])
+    store.start(ids, "cpu-0-0")
+    store.finish_all({ids[0]: samples(secs, "search-v1")})
+
+
+def test_without_time_the_best_of_a_heavy_task_is_measured_and_checked_all_the_same(
+    store: Store,
+) -> None:
+    measured_in_search(store, 4e-3)
+    cluster = FakeCluster(times(4e-3, 1e-3, 0.5e-3, 0.5e-3))
+    outcome, allowance = chosen_within(store, cluster, -1.0)
+    assert outcome.winner == candidate(1)
+    assert finalist_ids(outcome) == [candidate(1).candidate_id]
+    assert outcome.is_decided
+    assert cluster.turns == [FEW_TURNS]
+    assert cluster.calls.count("agree") == 1
+    assert "1 had fewer finalists or turns" in allowance.remarks()[0]
+
+
+def test_a_winner_that_is_wrong_is_refused_where_the_time_is_spent(store: Store) -> None:
+    measured_in_search(store, 4e-3)
+    wrong = [candidate(1).candidate_id]
+    cluster = FakeCluster(times(4e-3, 1e-3, 0.5e-3, 0.5e-3), wrong=wrong)
+    outcome, _ = chosen_within(store, cluster, -1.0)
+    assert not outcome.is_tuned
+    assert cluster.calls.count("compare") == 1  # no further heat
+    assert "a faster candidate was refused" in outcome.note
+
+
+def test_a_light_task_that_is_left_out_keeps_its_default_and_is_decided_later(
+    store: Store,
+) -> None:
+    measured_in_search(store, 1e-3)
+    searched(store, 0.9e-3)
+    other = candidate(9, OTHER)
+    ids = proposed(store, [other])
+    store.start(ids, "cpu-0-0")
+    store.finish_all({ids[0]: samples(1.0, "search-v1")})
+    secs = times(1e-3, 0.5e-3) | times(2.0, task=OTHER) | {other.candidate_id: 1.0}
+    quiet = QuietSlice(cast(Cluster, FakeCluster(secs)), "quiet")
+    allowance = Allowance(-1.0, now=lambda: 0.0)
+    light, heavy = choose_winners(
+        [TASK, OTHER], store, quiet, say=lambda m: None, unsearched={}, allowance=allowance
+    )
+    assert heavy.winner == other
+    assert (light.is_tuned, light.is_decided) == (False, False)
+    assert light.note == "not measured again: the time for finalists was spent"
+    assert light.default_secs == light.best_secs == pytest.approx(1e-3, rel=0.01)
+    assert "1 kept their default schedules" in allowance.remarks()[0]
+    again = FakeCluster(secs)
+    light, _ = choose(store, again, [TASK, OTHER])
+    assert light.is_tuned
+    assert again.calls.count("compare") == 1  # the heavy one stands
 
 
 # --- neighbours, and candidates that judge the ranking -----------------------------------------

@@ -209,6 +209,23 @@ def test_the_terminal_is_told_phases_roles_and_cores() -> None:
     assert "2 cores 95.0% busy in the search, from 90.0% to 100.0%" in text
 
 
+def test_the_line_of_times_says_what_share_the_finals_had() -> None:
+    finals = [PhaseTime(Phase.FINALS, 110.0, 111.0), PhaseTime(Phase.MODEL, 111.0, 114.0)]
+    use = used(SPANS, [SEARCH, *finals])
+    assert use.finals_share == pytest.approx(4 / 14)
+    assert "finalists 1 s, whole model 3 s; finals 28.6% of it of the search" in printed(use)
+    assert time_json(use)["finals_share"] == use.finals_share
+    longer = used(SPANS, [SEARCH, PhaseTime(Phase.MODEL, 110.0, 120.0)])
+    assert "whole model 10 s; finals 50.0% of it, more than their third" in printed(longer)
+
+
+def test_a_run_that_did_not_come_to_its_finals_says_nothing_of_them() -> None:
+    use = used(SPANS, [SEARCH])
+    assert use.finals_share is None
+    assert "finals" not in printed(use)
+    assert time_json(use)["finals_share"] is None
+
+
 def test_of_many_workers_the_terminal_shows_the_mean_the_busiest_and_the_idlest() -> None:
     count = SHOWN_WORKERS + 1
     spans = [

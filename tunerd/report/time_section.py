@@ -14,7 +14,7 @@ from tunerd.report import svg
 from tunerd.report.terminal import table
 from tunerd.report.view import Cell, Grid, Section, caption, left_out
 from tunerd.system.text import count_text, duration_text, percent_text
-from tunerd.telemetry.time_use import WORK, TimeUse, WorkerTime
+from tunerd.telemetry.time_use import MOST_FINALS_SHARE, WORK, TimeUse, WorkerTime
 from tunerd.vocabulary import Activity, Phase
 
 _TIMELINES = 64  # on the page; of more the rest is counted
@@ -74,7 +74,7 @@ def time_table(use: TimeUse) -> RenderableType:
 
 
 def phases_text(use: TimeUse) -> str:
-    """Return `start-up 9 s (first trial after 12 s), search 60 s, ...`."""
+    """Return `start-up 9 s (first trial after 12 s), search 60 s, ...; finals 20.0% of it`."""
     parts = []
     for phase in Phase:
         if phase not in use.phases:
@@ -84,7 +84,14 @@ def phases_text(use: TimeUse) -> str:
             text += f" (first trial after {duration_text(use.first_trial_secs)})"
         parts.append(text)
     of = f" of {use.sessions} sessions" if use.sessions > 1 else ""
-    return f"time{of}: {', '.join(parts)}"
+    return f"time{of}: {', '.join(parts)}{_finals_text(use.finals_share)}"
+
+
+def _finals_text(share: float | None) -> str:
+    if share is None:
+        return ""
+    over = ", more than their third" if share > MOST_FINALS_SHARE else ""
+    return f"; finals {percent_text(share)} of it{over}"
 
 
 def cores_text(use: TimeUse) -> str:
@@ -135,6 +142,7 @@ def time_json(use: TimeUse) -> dict[str, Any]:
         "phase_secs": {phase.value: secs for phase, secs in use.phases.items()},
         "first_trial_secs": use.first_trial_secs,
         "search_secs": use.search_secs,
+        "finals_share": use.finals_share,
         "busy": {role: use.busy(role) for role in use.roles},
         "workers": [
             {

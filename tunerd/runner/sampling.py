@@ -37,6 +37,7 @@ _SLOW_CALL_SECS = 2.0
 # What takes so long and so many times as long as a rival needs two samples to be told from it, and
 # a default in the search one: a model's default schedules may take a CPU a minute.
 _FAR_SECS, _FAR_OVER, _FAR_AFTER = 0.02, 10.0, 2
+_FIRST_CALLS = 2  # of what is made ready, about
 
 
 class Timed(Protocol):
@@ -157,6 +158,20 @@ def interleaved(
                 results[i] = failure_on(device, Stage.RUN, error)
             goes_on()
     return results
+
+
+def expected_secs(call_secs: Sequence[float], profile: Profile) -> float:
+    """Return about how long `compare` takes of builds, less loading them, by what a call takes.
+
+    >>> expected_secs([0.5, 0.01], Profile("any", min_samples=10, max_samples=10))
+    2.12
+    """
+    far_secs = max(_FAR_SECS, _FAR_OVER * min(call_secs))
+    samples = [max(secs, profile.min_sample_secs) for secs in call_secs]
+    once = _FIRST_CALLS * sum(call_secs) + _FAR_AFTER * sum(s for s in samples if s > far_secs)
+    turn = sum(s for s in samples if s <= far_secs)
+    most = math.floor(profile.max_total_secs * len(call_secs) / turn)
+    return once + turn * max(profile.min_samples, min(profile.max_samples, most))
 
 
 def _is_hopeless(samples: Sequence[float], rival_secs: float, profile: Profile) -> bool:

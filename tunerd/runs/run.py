@@ -23,6 +23,7 @@ from tunerd.frontend.process import Lowerer, Lowering
 from tunerd.records import Store
 from tunerd.records.paths import Paths
 from tunerd.runner.profiles import within
+from tunerd.runs.finals.allowance import Allowance
 from tunerd.runs.finals.best_builds import BestBuilds
 from tunerd.runs.finals.finals import Ending, finish
 from tunerd.runs.finals.quiet_slice import WAIT_SECS, Finals, Patience, QuietSlice
@@ -42,6 +43,7 @@ from tunerd.system.signals import Stop
 from tunerd.telemetry.events import Telemetry
 from tunerd.telemetry.metrics import record_nothing
 from tunerd.telemetry.progress import Progress
+from tunerd.telemetry.time_use import time_use
 from tunerd.vocabulary import SEARCH, CapProof, Phase, Task, default_candidate
 from tunerd.vocabulary.outcome import Outcome
 from tunerd.vocabulary.verdict import Verdict
@@ -228,6 +230,7 @@ class Run:
                     enter=self._timekeeper.enter,
                     unsearched=self._coordinator.unsearched(),
                     built=self._best_builds.all(),
+                    allowance=self._allowance(),
                 )
             )
             self._timekeeper.end()
@@ -240,6 +243,12 @@ class Run:
             states = self._coordinator.tasks.items()
             self._team.publish(outcome, exhausted={task_id for task_id, s in states if s.exhausted})
         return outcome
+
+    def _allowance(self) -> Allowance:
+        """Return how long the finals may take; as long as they do where more was asked of them."""
+        if self._plan.settings.fidelity:
+            return Allowance()
+        return Allowance.after(time_use(self._store.spans(), self._store.phases()))
 
     def search(self) -> None:
         """Tune and leave it at the trials."""

@@ -15,6 +15,8 @@ from statistics import fmean
 
 from tunerd.vocabulary import Activity, Phase, PhaseTime, Span
 
+FINALS = (Phase.FINALS, Phase.MODEL)  # what follows the search
+MOST_FINALS_SHARE = 1 / 3  # of a run's time, unless what they never leave out takes longer
 WORK = (Activity.SEARCH, Activity.BUILD, Activity.MEASURE)
 _BINS = 240  # of a timeline; a page is some 1,000 pixels wide
 
@@ -56,6 +58,13 @@ class TimeUse:
     search_secs: float
     workers: tuple[WorkerTime, ...]
     cores: Mapping[int, float]  # fraction of the searches in which a core of the driver's worked
+
+    @property
+    def finals_share(self) -> float | None:
+        """The fraction of the run's time that its finals took; None: it did not come to them."""
+        finals = [self.phases[phase] for phase in FINALS if phase in self.phases]
+        total = sum(self.phases.values())
+        return sum(finals) / total if finals and total else None
 
     @property
     def roles(self) -> dict[str, tuple[WorkerTime, ...]]:

@@ -87,7 +87,7 @@ class TaskOutcome:
     weight: int
     trials: int
     failed: int
-    default_secs: float | None
+    default_secs: float | None  # the search's where there was no time to measure it again
     best_secs: float | None  # of the winner, quietly measured; the default's where it stays
     winner: Candidate
     comparison: Comparison | None
@@ -102,7 +102,7 @@ class TaskOutcome:
 
     @property
     def is_decided(self) -> bool:
-        """Whether it stands: another's fault kept neither the default nor a rival of it out.
+        """Whether it stands: neither another's fault nor a lack of time kept one of it out.
 
         What does not stand is decided again by the same command, and is given to no team.
         """
@@ -184,7 +184,8 @@ class Outcome:
     artifact: str  # path of the folder
     proofs: tuple[CapProof, ...] = ()
     disturbed_by: str = ""  # while the whole model was timed, as in Conditions
-    remarks: tuple[str, ...] = ()  # on what was timed beside it: how, or why it was not
+    # On what was timed beside it: how, or why it was not; and on what there was no time for.
+    remarks: tuple[str, ...] = ()
 
     @property
     def hit_rate(self) -> float:

@@ -20,6 +20,7 @@ from tunerd.frontend.kernels import Kernels
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph
 from tunerd.runner.base import TorchModule
 from tunerd.runs.finals import onnxruntime, pytorch
+from tunerd.runs.finals.allowance import Allowance
 from tunerd.runs.finals.quiet_slice import (
     QuietSlice,
     disturbed_by,
@@ -41,6 +42,7 @@ from tunerd.vocabulary import (
     Measurement,
     Model,
     Phase,
+    Profile,
 )
 from tunerd.vocabulary.outcome import Comparison, Latency, Outcome, TaskOutcome, Verification
 from tunerd.vocabulary.verdict import Verdict
@@ -62,6 +64,7 @@ class Ending:
     enter: Callable[[Phase], None]
     unsearched: Mapping[str, str] = field(default_factory=dict)  # task_id -> why it has no trials
     built: Sequence[Build] = ()  # by the search
+    allowance: Allowance = field(default_factory=Allowance)
 
     @property
     def model(self) -> Model:
@@ -71,6 +74,11 @@ class Ending:
     def tenants(self) -> int | None:
         """How many models' requests a launch takes; None where it serves one model alone."""
         return self.plan.settings.lanes
+
+    @property
+    def has_onnxruntime(self) -> bool:
+        """Whether ONNX Runtime is timed beside the model: it is, on cores of this machine."""
+        return bool(self.cores) and isinstance(self.model.graph, OnnxGraph)
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,7 @@ def finish(ending: Ending) -> Outcome:
         unsearched=ending.unsearched,
         built=ending.built,
         libraries=ending.plan.settings.libraries,
+        allowance=ending.allowance,
     )
     ending.enter(Phase.MODEL)
     # Nothing becomes the artifact before it is verified. Each folder is compiled once: a runner
@@ -125,6 +134,7 @@ def finish(ending: Ending) -> Outcome:
         if outcome.verification.verdict is not Verdict.WRONG:
             outcome = _beside_onnxruntime(ending, quiet, outcome)
             outcome = _beside_pytorch(ending, quiet, outcome, trial.expected)
+            outcome = _with(ending, outcome, (), ending.allowance.remarks())
         return outcome
     finally:
         shutil.rmtree(trials, ignore_errors=True)
@@ -174,7 +184,7 @@ def _beside_onnxruntime(ending: Ending, quiet: QuietSlice, outcome: Outcome) -> 
 
     What was kept stays, whatever comes of it.
     """
-    if not ending.cores or not isinstance(ending.model.graph, OnnxGraph):
+    if not ending.has_onnxruntime:
         return outcome
     ending.say("timing ONNX Runtime on the same cores, in turns with the tuned model")
     latencies, remarks = onnxruntime.timed_beside(
@@ -184,6 +194,7 @@ def _beside_onnxruntime(ending: Ending, quiet: QuietSlice, outcome: Outcome) -> 
         cores=ending.cores,
         sample=next(iter(ending.plan.samples), None),
         requests=ending.tenants or 1,
+        profile=ending.allowance.for_models(MODEL, 2),
     )
     return _with(ending, outcome, latencies, remarks)
 
@@ -215,7 +226,9 @@ def _beside_pytorch(
 def _with(
     ending: Ending, outcome: Outcome, latencies: Sequence[Latency], remarks: Sequence[str]
 ) -> Outcome:
-    """Add what was timed beside the artifact to what was kept."""
+    """Add what was timed beside the artifact, and remarks, to what was kept."""
+    if not latencies and not remarks:
+        return outcome
     outcome = replace(
         outcome,
         latencies=(*outcome.latencies, *latencies),
@@ -239,9 +252,12 @@ def _try(
         inputs, alone = inputs_for(expected.inputs), str(folder.with_name(_ALONE))
         pairs = pairs_of(quiet.run_model(str(folder), inputs, alone=alone))
         verification = with_lanes(verification, expected, pairs)
-    takes = duration_text(_timing_secs(outcomes))
+    # Half of what is left is for what is timed after it.
+    part = 0.5 if ending.has_onnxruntime else 1.0
+    profile = ending.allowance.for_models(MODEL, 2, part=part)
+    takes = duration_text(_timing_secs(outcomes, profile))
     ending.say(f"timing the whole model, tuned and default in turns, for about {takes}")
-    results = quiet.compare_models((str(folder.with_name("default")), str(folder)), MODEL)
+    results = quiet.compare_models((str(folder.with_name("default")), str(folder)), profile)
     default, tuned = results
     return _Trial(
         folder,
@@ -253,16 +269,16 @@ def _try(
     )
 
 
-def _timing_secs(outcomes: Sequence[TaskOutcome]) -> float:
+def _timing_secs(outcomes: Sequence[TaskOutcome], profile: Profile) -> float:
     """Return about how long two models are timed, by what their kernels take."""
     secs = 0.0
     for kernels in (
         sum(o.weight * (o.default_secs or 0.0) for o in outcomes),
         sum(o.weight * (o.best_secs or 0.0) for o in outcomes),
     ):
-        sample_secs = max(kernels, MODEL.min_sample_secs)
-        most_secs = min(MODEL.max_samples * sample_secs, MODEL.max_total_secs)
-        secs += max(MODEL.min_samples * sample_secs, most_secs)
+        sample_secs = max(kernels, profile.min_sample_secs)
+        most_secs = min(profile.max_samples * sample_secs, profile.max_total_secs)
+        secs += max(profile.min_samples * sample_secs, most_secs)
     return secs
 
 

@@ -19,6 +19,7 @@ from tunerd.errors import InfrastructureError
 from tunerd.runner.base import ALONE, Company, TorchModule
 from tunerd.runner.load import Load
 from tunerd.runner.profiles import final_profile, within
+from tunerd.runs.finals.allowance import in_turns
 from tunerd.runs.finals.faults import Results, is_final, without_cause
 from tunerd.settings import TuneSettings
 from tunerd.slices.neighbors import AS_TUNED, NONE
@@ -57,10 +58,12 @@ class Finals:
     neighbours: str = NONE  # `neighbours` says what that means
     fidelity: int = 0  # candidates of each task that judge the search's ranking, and never win
     model_bytes: int = 0  # that an inference touches
+    turns: int | None = None  # at most, where there is no time for more
 
     @property
     def profile(self) -> Profile:
-        return within(final_profile(self.l2), self.model_bytes)
+        profile = within(final_profile(self.l2), self.model_bytes)
+        return profile if self.turns is None else in_turns(profile, self.turns)
 
     @classmethod
     def of(cls, settings: TuneSettings, model_bytes: int) -> Self:

@@ -5,6 +5,9 @@ samples, in turns with its default, while nothing runs but the neighbours that w
 one with the smallest median wins if the interval of its ratio to the default lies above one, and
 only if it computes what the default computes.
 
+Where there is no time for all of it, tasks have fewer finalists and turns, or keep their default
+schedules without being measured again: `allowance` says which.
+
 A trial that others disturbed looks slower than it is. Where a task has such trials beside quiet
 ones, the best few of both are measured again.
 
@@ -21,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from tunerd.records import Store
+from tunerd.runs.finals.allowance import FINALISTS_PART, Allowance, Contest, Share, Shares
 from tunerd.runs.finals.quiet_slice import QuietSlice
 from tunerd.stats.paired import fastest
 from tunerd.vocabulary import (
@@ -31,6 +35,7 @@ from tunerd.vocabulary import (
     Kind,
     Measurement,
     Record,
+    Stage,
     Task,
     default_candidate,
 )
@@ -58,16 +63,21 @@ def choose_winners(
     unsearched: Mapping[str, str],
     built: Iterable[Build] = (),
     libraries: Collection[str] = (),
+    allowance: Allowance | None = None,
 ) -> tuple[TaskOutcome, ...]:
     """Choose a winner for each task, in order; outcomes are stored, and not decided twice.
 
     A stored outcome counts while no trial of its task has ended since, if it is decided and was
     measured like these. `unsearched` says of tasks by their ids why they have no trials. What is
     not in `built` is built. A candidate that faulted in earlier finals of this run is never run
-    again. Of sources that are libraries only those of `libraries` count.
+    again. Of sources that are libraries only those of `libraries` count. A part of the allowance is
+    for this, without one there is time for all; a task that is left out keeps its default, and is
+    not decided.
     """
+    allowance = allowance or Allowance()
     refused = set(LIBRARIES) - set(libraries)
-    records = _ended(store.records())
+    trials = list(store.records())
+    searched, records = _search_secs(trials), _ended(trials)
     finals = quiet.finals
     stored = store.task_outcomes()
     known = {
@@ -90,23 +100,39 @@ def choose_winners(
         say(f"building {len(missing)} of the {len(wanted)} finalists of {len(todo)} tasks")
         found = quiet.cluster.build_all(missing)
         builds |= {c.candidate_id: b for c, b in zip(missing, found, strict=True)}
+    shares = Shares(
+        [_contest(t, entries[t.task_id], searched) for t in todo],
+        allowance.part(FINALISTS_PART),
+        profile=finals.profile,
+        at_once=quiet.at_once,
+    )
+    by_id = {t.task_id: t for t in todo}
+    todo = [by_id[task_id] for task_id in shares.order]
     for first in range(0, len(todo), quiet.at_once):
         part = todo[first : first + quiet.at_once]
-        names = ", ".join(t.name for t in part)
-        say(f"measuring finalists, task {first + 1} of {len(todo)}: {names}")
-        measured = _measure([entries[t.task_id] for t in part], builds, quiet)
+        shared = shares.take([t.task_id for t in part])
+        briefly = _in_turns(quiet, shared.values())
+        contests = {name: entries[name].best(share.finalists) for name, share in shared.items()}
+        measured: dict[str, Measurement | Failure] = {}
+        if contests:
+            names = ", ".join(t.name for t in part if t.task_id in contests)
+            say(f"measuring finalists, task {first + 1} of {len(todo)}: {names}")
+            measured = _measure(list(contests.values()), builds, briefly)
         for task in part:
             own = records.get(task.task_id, ())
-            entry = entries[task.task_id]
-            outcome = _decide(task, own, entry, builds, measured, quiet)
-            for _ in range(_MORE_HEATS):
+            if (entry := contests.get(task.task_id)) is None:
+                outcome = _left_out(task, own, entries[task.task_id], searched, quiet)
+            else:
+                outcome = _decide(task, own, entry, builds, measured, quiet)
+            for _ in range(_MORE_HEATS if entry and not shares.is_spent else 0):
+                assert entry is not None
                 more = _next_best(allowed.get(task.task_id, ()), entry, measured)
                 if outcome.is_tuned or not more:
                     break
                 say(f"all finalists of {task.name} are wrong: measuring the next {len(more)}")
                 found = quiet.cluster.build_all(more)
                 builds |= {c.candidate_id: b for c, b in zip(more, found, strict=True)}
-                measured |= _measure([_Entries(entry.default, more, ())], builds, quiet)
+                measured |= _measure([_Entries(entry.default, more, ())], builds, briefly)
                 entry, refused_before = entry.with_more(more), outcome.note
                 outcome = _decide(task, own, entry, builds, measured, quiet)
                 outcome = replace(outcome, note=outcome.note or refused_before)
@@ -115,6 +141,7 @@ def choose_winners(
             store.propose([outcome.winner])  # the outcome refers to its trial
             store.save_task_outcome(outcome)
             known[task.task_id] = outcome
+    allowance.cut(shares.said())
     return tuple(known[t.task_id] for t in tasks)
 
 
@@ -129,6 +156,10 @@ class _Entries:
     @property
     def all(self) -> tuple[Candidate, ...]:
         return (self.default, *self.finalists, *self.others)
+
+    def best(self, count: int) -> _Entries:
+        """Return the same with so many finalists, the best of the search."""
+        return replace(self, finalists=self.finalists[:count])
 
     def with_more(self, finalists: Sequence[Candidate]) -> _Entries:
         others = tuple(c for c in self.others if c not in finalists)
@@ -151,6 +182,28 @@ def _ended(found: Iterable[Record]) -> dict[str, list[Record]]:
         if not record.candidate.is_default and record.result is not None:
             by_task.setdefault(record.candidate.task_id, []).append(record)
     return by_task
+
+
+def _search_secs(records: Iterable[Record]) -> dict[str, float]:
+    """Return the median that each candidate had in the search, by id."""
+    return {
+        r.candidate.candidate_id: r.result.median_secs
+        for r in records
+        if isinstance(r.result, Measurement)
+    }
+
+
+def _contest(task: Task, entries: _Entries, searched: Mapping[str, float]) -> Contest:
+    rivals = tuple(searched[c.candidate_id] for c in (*entries.finalists, *entries.others))
+    # A default that the search could not measure is at least as slow as what it could.
+    default = searched.get(entries.default.candidate_id, max(rivals, default=0.0))
+    return Contest(task.task_id, task.weight, (default, *rivals))
+
+
+def _in_turns(quiet: QuietSlice, shares: Collection[Share]) -> QuietSlice:
+    """Have the finals of some tasks, measured at once, take as many turns as all have time for."""
+    turns = min((share.turns for share in shares), default=None)
+    return replace(quiet, finals=replace(quiet.finals, turns=turns))
 
 
 def _by_rank(records: Iterable[Record]) -> list[tuple[Measurement, Candidate]]:
@@ -247,6 +300,35 @@ def _decide(
                 may_win=c in may_win,
             )
             for c in entries.all
+        ),
+        measured_as=quiet.finals.measured_as,
+    )
+
+
+def _left_out(
+    task: Task,
+    records: Sequence[Record],
+    entries: _Entries,
+    searched: Mapping[str, float],
+    quiet: QuietSlice,
+) -> TaskOutcome:
+    """Keep the default of a task that there was no time for, by what the search knows of it."""
+    spent = Failure(Stage.RUN, Kind.INTERRUPTED, "the time for finalists was spent")
+    default_secs = searched.get(entries.default.candidate_id)
+    return TaskOutcome(
+        task_id=task.task_id,
+        name=task.name,
+        weight=task.weight,
+        trials=len(records),
+        failed=sum(isinstance(r.result, Failure) for r in records),
+        default_secs=default_secs,
+        best_secs=default_secs,
+        winner=entries.default,
+        comparison=None,
+        note=f"not measured again: {spent.message}",
+        finalists=tuple(
+            Finalist(c.candidate_id, c.source, searched.get(c.candidate_id), spent)
+            for c in (entries.default, *entries.finalists)
         ),
         measured_as=quiet.finals.measured_as,
     )
