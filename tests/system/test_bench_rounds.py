@@ -104,7 +104,12 @@ def test_an_artifact_is_measured_beside_neighbours(
     assert len(found["others"]) == (0 if beside == "copies" else slices - 1)
     assert document["slowdown"]["ratio_low"] <= document["slowdown"]["ratio"]
     assert all(rate > 0 for rate in document["hog_gbps"])
-    assert {r["condition"] for r in document["rounds"]} == {"alone", "beside"}
+    conditions = {"alone", "beside"}
+    if beside == "artifact" and slices == 2:
+        conditions.add("neighbour")
+        assert len(document["conditions"]["neighbour"]["others"]) == 1
+        assert document["neighbour_slowdown"]["ratio"] > 0
+    assert {r["condition"] for r in document["rounds"]} == conditions
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,21 @@ def test_the_slow_down_is_beside_over_alone_with_an_interval() -> None:
     assert slowdown.verdict is Verdict.FASTER  # alone is
 
 
+def test_a_neighbour_that_was_alone_in_turns_has_a_slow_down_too() -> None:
+    rounds = []
+    for _ in range(10):
+        rounds.append(alone())
+        rounds.append(Round(Condition.BESIDE, (ran("a"),), (ran("b", secs=0.03, count=33),)))
+        rounds.append(Round(Condition.NEIGHBOUR, (), (ran("b", secs=0.02, count=50),)))
+    bench = summarize(rounds)
+    assert bench.neighbour is not None
+    assert bench.neighbour_slowdown is not None
+    assert bench.neighbour.others[0].p50_secs == pytest.approx(0.02)
+    assert bench.neighbour_slowdown.ratio == pytest.approx(1.5)
+    slow = Round(Condition.BESIDE, (ran("a"),), (ran("b", secs=2, count=1),))
+    assert summarize([rounds[0], slow, rounds[2]]).neighbour_slowdown is None
+
+
 def test_replicas_are_told_apart_and_added_up() -> None:
     together = Round(Condition.BESIDE, (ran("a"), ran("b", secs=0.02, count=50)))
     side = summarize([alone(), together]).beside

@@ -59,8 +59,13 @@ def colocate_bench(
         load, duration_secs: instead of the plan's.
         out: a folder for the page and a document with all samples, written at the end.
 
+    Where two members are always busy in slices of their own (policy `space`, a closed load of two
+    rounds at least), and each is alone in turns, what each loses beside the other is kept in the
+    run folders of their artifacts, for plans of mixes.
+
     Raises what `colocate_check` does, and Interrupted after SIGINT or SIGTERM, with nothing kept.
     """
+    from tunerd.api.mix_pairs import keep_pairs_of_colocation
     from tunerd.colocation.bench import bench
     from tunerd.report.colocation import write_bench
 
@@ -75,6 +80,7 @@ def colocate_bench(
     say = on_step or nothing
     with without_mismatches(), keeping_nothing(say):
         found = bench(given, chosen, say)
+    keep_pairs_of_colocation(found)
     if out is not None:
         write_bench(found, Path(out))
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -61,14 +61,14 @@ def device_of(mix: Mix) -> str:
     return found[0].name if found else "a GPU"
 
 
-def kind_of_machine(mix: Mix, facts: HostFacts) -> MachineKind | str:
+def kind_of_machine(device: Literal["cpu", "cuda"], facts: HostFacts) -> MachineKind | str:
     """Return what points may be shared on; why there is none where it cannot be told."""
     known = dict(facts.packages)
     versions = [f"tunerd {__version__}", f"TVM FFI {known.get('apache-tvm-ffi', 'none')}"]
-    if mix.device == "cpu":
+    if device == "cpu":
         # As many hardware threads may be of fewer cores.
-        device = f"{facts.cpu_model}, {len(facts.core_siblings)} cores"
-        return MachineKind(device, facts.usable_cores, "", ", ".join(versions))
+        model = f"{facts.cpu_model}, {len(facts.core_siblings)} cores"
+        return MachineKind(model, facts.usable_cores, "", ", ".join(versions))
     if not facts.gpus:
         return facts.no_gpu
     gpu = facts.gpus[0]

@@ -31,7 +31,7 @@ from tunerd.colocation.planning.answer import Answer, answer, plan_of, unknown
 from tunerd.colocation.planning.curves import Curves, Origin, Point, read_points
 from tunerd.colocation.planning.engine_cost import EngineCost
 from tunerd.colocation.planning.estimates import model_of
-from tunerd.colocation.planning.kept import keep, kept
+from tunerd.colocation.planning.kept import keep, keep_pairs, kept, kept_pairs
 from tunerd.colocation.planning.lacking import Lacking
 from tunerd.colocation.planning.mix import Entry, Mix, names_of
 from tunerd.colocation.planning.neighbours import neighbours
@@ -120,9 +120,10 @@ class _Work:
         for message in self._left_out:
             self._say(message)
         here = host.facts()
+        self._on = kind_of_machine(mix.device, here)
         self._team = Team(
             mix.store,
-            kind_of_machine(mix, here),
+            self._on,
             place=mix.place,
             host=here.hostname,
             folder=folder,
@@ -158,13 +159,7 @@ class _Work:
             for entry in mix.members
             for subject in self._subjects(entry, artifacts[entry.name])
         ]
-        known = [
-            dataclasses.replace(pair, origin=Origin(str(path)))
-            for path in mix.pairs
-            for pair in pairs.read_pairs(path)
-        ]
-        known += self._team.pairs({subject.architecture for subject in subjects}, self._device)
-        known += pairs.read_pairs(self._folder / PAIRS)
+        known = self._known_pairs(subjects)
         table, no_estimate = self._pairs(known, self._device)
         if any(not self.curves.shares(entry.name) for entry in mix.members):
             if self._is_dry:
@@ -399,6 +394,20 @@ class _Work:
             found.append(subject)
         return found
 
+    def _known_pairs(self, subjects: Sequence[Subject]) -> list[pairs.Pair]:
+        """Return what was measured of pairs, what this plan measured last."""
+        own = pairs.read_pairs(self._folder / PAIRS)
+        known = [
+            dataclasses.replace(pair, origin=Origin(str(path)))
+            for path in self._mix.pairs
+            for pair in pairs.read_pairs(path)
+        ]
+        folders = [subject.kernels for subject in subjects if subject.architecture]
+        before = kept_pairs(folders, self._on)
+        known += [pair for pair in before if dataclasses.replace(pair, origin=None) not in own]
+        known += self._team.pairs({subject.architecture for subject in subjects}, self._device)
+        return known + own
+
     def _pairs(self, known: Sequence[pairs.Pair], device: str) -> tuple[Pairs, str]:
         if self._mix.search.pairs == "none":
             return Pairs((), device), "the mix says `pairs: none`"
@@ -423,6 +432,7 @@ class _Work:
                 say=self._say,
             )
             pairs.append(self._folder / PAIRS, measured)
+            keep_pairs([of.kernels, beside.kernels], measured, self._on)
             self._team.keep_pairs(measured)
             table.add(measured)
             is_new = True

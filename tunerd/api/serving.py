@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tunerd.api.mix_sources import kind_of_machine
 from tunerd.api.run import OnStep
 from tunerd.colocation.plan import Plan
 from tunerd.colocation.planning.estimates import model_of
 from tunerd.colocation.planning.features import architecture_of, at_share, features_of
+from tunerd.colocation.planning.kept import kept_pairs
 from tunerd.colocation.planning.pairs import PAIRS, Pairs, Side, Slowdown, read_pairs
 from tunerd.errors import HostError, TunerdError
 from tunerd.records.paths import Paths
+from tunerd.system import host
 from tunerd.system.text import count_text, percent_text
 
 if TYPE_CHECKING:
@@ -33,14 +37,21 @@ def beside_serving(settings: TuneSettings, say: OnStep) -> TuneSettings:
         return settings
     serving = Plan.read(settings.serving)
     device = _device(serving)
-    known = [p for p in read_pairs(settings.serving.parent / PAIRS) if p.device == device]
+    beside = read_pairs(settings.serving.parent / PAIRS)
+    folders = [*(m.artifact for m in serving.members), *_artifacts(settings)]
+    beside += [
+        pair
+        for pair in kept_pairs(folders, kind_of_machine(serving.device, host.facts()))
+        if replace(pair, origin=None) not in beside
+    ]
+    known = [pair for pair in beside if pair.device == device]
     model, why = model_of(known)
     own = _tuned(settings)
     if own is None or not known:
         lacking = (
             "no run of this model that left an artifact is in its folder or in --warm-start"
             if own is None
-            else f"no pairs of {device} are in {PAIRS} beside the plan"
+            else f"no pairs of {device} are in {PAIRS} beside the plan, or with its artifacts"
         )
         say(f"what the run costs those who serve is not estimated: {lacking}")
         return settings
@@ -49,8 +60,8 @@ def beside_serving(settings: TuneSettings, say: OnStep) -> TuneSettings:
     most, refused = settings.slices or max(1, 100 // settings.pct), why
     for count in range(most, 0, -1):
         share = min(100, count * settings.pct)
-        beside = Side(own.name, own.architecture, share, at_share(own.features, share))
-        found = [(side.name, table.slowdown(side, beside)) for side in sides]
+        tuned = Side(own.name, own.architecture, share, at_share(own.features, share))
+        found = [(side.name, table.slowdown(side, tuned)) for side in sides]
         if unknown := [each for _, each in found if each.how == "assumed"]:
             refused = unknown[0].note
             continue
@@ -78,8 +89,6 @@ def _text(count: int, share: int, name: str, worst: Slowdown) -> str:
 
 
 def _device(serving: Plan) -> str:
-    from tunerd.system import host
-
     facts = host.facts()
     return facts.gpus[0].name if serving.device == "cuda" and facts.gpus else facts.cpu_model
 
@@ -93,9 +102,13 @@ def _member(serving: Plan, name: str) -> Side:
 
 def _tuned(settings: TuneSettings) -> Side | None:
     """Return the model that is tuned, by an artifact of it that is there."""
-    runs: Sequence[Paths] = [Paths(run) for run in (settings.out, *settings.warm_start)]
-    for run in runs:
+    for artifact in _artifacts(settings):
         with contextlib.suppress(TunerdError):
-            named = features_of(run.artifact).named()
-            return Side(settings.model.stem, architecture_of(run.artifact), 100, named)
+            named = features_of(artifact).named()
+            return Side(settings.model.stem, architecture_of(artifact), 100, named)
     return None
+
+
+def _artifacts(settings: TuneSettings) -> list[Path]:
+    """Return where the run, and those from which it starts, have an artifact of the model."""
+    return [Paths(run).artifact for run in (settings.out, *settings.warm_start)]

@@ -62,6 +62,10 @@ def bench(
         duration_secs: of each condition, alone and beside neighbours; 1 at least.
         on_step: is told what comes next.
 
+    Where exactly two slices run, the artifact's and another's or a copy's, what each loses beside
+    the other is kept in the run folders of both, for plans of mixes. The other one is alone in
+    turns for that, too.
+
     Raises LoadError for a folder that is no whole artifact, InputError, HostError where this
     machine has no such slices, InfrastructureError where one of them fails, and Interrupted after
     SIGINT or SIGTERM, with nothing kept.
@@ -237,12 +241,14 @@ def _source(given: Run | Artifact | StrPath) -> str:
 
 def _keep_bench(artifact: Path, found: BenchResult) -> None:
     """Keep what was measured for plans of mixes that the artifact will be in."""
+    from tunerd.api.mix_pairs import keep_pairs_of_bench
     from tunerd.api.mix_sources import point_of_bench
     from tunerd.colocation.planning.kept import keep
 
     point = point_of_bench(found) if found.request.kind in _KEPT_KINDS else None
     if point is not None:
         keep(artifact, found.proofs[0].device, [point])
+    keep_pairs_of_bench(found)
 
 
 def _artifact_folder(given: Run | Artifact | StrPath) -> Path:

@@ -45,7 +45,8 @@ def bench_json(result: BenchResult) -> dict[str, Any]:
     """Return the figures of a bench for json.dumps; `rounds_json` has what they come from."""
     request, bench = result.request, result.bench
     first = bench.alone.replicas[0]
-    sides = {str(s.condition): s for s in (bench.alone, bench.beside) if s is not None}
+    measured = (bench.alone, bench.beside, bench.neighbour)
+    sides = {str(s.condition): s for s in measured if s is not None}
     return {
         "artifact": str(request.artifact),
         "model": request.model,
@@ -59,6 +60,7 @@ def bench_json(result: BenchResult) -> dict[str, Any]:
         "p99_secs": first.p99_secs,
         "inferences_per_sec": first.per_sec,
         "slowdown": to_json(bench.slowdown),
+        "neighbour_slowdown": to_json(bench.neighbour_slowdown),
         "conditions": {
             name: to_json(side) | {"per_sec": side.per_sec, "spread": side.spread}
             for name, side in sides.items()
@@ -104,6 +106,9 @@ def _speeds(bench: Bench, hog_gbps: Sequence[float | None]) -> Table:
             for speed, gbps in itertools.zip_longest(side.others, hog_gbps[: len(side.others)]):
                 rate = _rate(speed) if gbps is None else f"{significant(gbps)} GB/s"
                 rows.append(_cells("neighbour", speed, rate, style="dim"))
+    if bench.neighbour is not None:
+        (speed,) = bench.neighbour.others
+        rows.append(_cells("it alone", speed, _rate(speed), style="dim"))
     grid = Grid(heads, rows, range(2, len(heads)))
     return terminal.table(grid, least_width=len("neighbour"))
 
@@ -127,6 +132,9 @@ def _sentences(bench: Bench) -> list[str]:
             f"{ratio}{TIMES} the latency of alone beside neighbours (95% interval {interval}, "
             f"medians of {count_text(bench.beside.rounds, 'round')})"
         )
+    if bench.neighbour_slowdown is not None:
+        ratio, interval = ratio_texts(bench.neighbour_slowdown.interval)
+        found.append(f"{ratio}{TIMES} that of the neighbour alone ({interval}) for the neighbour")
     if bench.beside is not None and len(bench.beside.replicas) > 1:
         total = bench.beside.per_sec
         text = f"{UNKNOWN if total is None else significant(total)} per second in all"

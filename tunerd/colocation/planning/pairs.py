@@ -172,12 +172,17 @@ def append(path: Path, pairs: Iterable[Pair]) -> None:
 _PAIR = TypeAdapter(Pair)
 
 
+def pair_of(line: bytes) -> Pair:
+    """Return the pair that a line of JSON says; ValidationError where it is none."""
+    return _PAIR.validate_json(line)
+
+
 def read_pairs(path: Path) -> list[Pair]:
     """Read a file of pairs, none where there is none yet; InputError where a line is no pair."""
     found = []
     for number, line in enumerate(Journal(path).read().splitlines(), 1):
         try:
-            found.append(_PAIR.validate_json(line))
+            found.append(pair_of(line))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise InputError(

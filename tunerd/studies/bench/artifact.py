@@ -126,7 +126,11 @@ def measure_artifact(request: BenchRequest, *, say: Callable[[str], None]) -> Be
         once = [load_in(each, load) for each in cast.replicas]
         once += [load_in(each, neighbour) for each in cast.others if neighbour is not None]
         rounds = run_rounds(
-            cast, duration_secs=request.duration_secs, slowest_secs=max(once), say=say
+            cast,
+            duration_secs=request.duration_secs,
+            slowest_secs=max(once),
+            say=say,
+            neighbour_too=(count, others) == (1, 1) and request.beside != HOG,
         )
     result = summarize(rounds)
     gbps: tuple[float | None, ...] = ()

@@ -25,11 +25,12 @@ from tunerd.vocabulary.outcome import Comparison
 class Condition(StrEnum):
     ALONE = "alone"
     BESIDE = "beside"
+    NEIGHBOUR = "neighbour"  # the other slice alone
 
 
 @dataclass(frozen=True)
 class Round:
-    """What ran at once: replicas of the artifact, the first of them in every round, and others."""
+    """What ran at once: replicas of the artifact, and others. A neighbour alone has no replicas."""
 
     condition: Condition
     replicas: tuple[Repeats, ...]
@@ -51,7 +52,8 @@ class Round:
     def problem(self) -> str:
         """Say why the round tells nothing; "" where it does."""
         try:
-            empty = [r.slice_id for r in self.replicas if not self.trimmed(r).starts]
+            counted = self.replicas or self.others
+            empty = [r.slice_id for r in counted if not self.trimmed(r).starts]
         except ValueError as error:
             return str(error)
         if empty:
@@ -114,12 +116,15 @@ class Bench:
     """An artifact's speed alone, and beside neighbours where there were any.
 
     `slowdown` compares the first replica's medians of the rounds: its ratio is beside over alone,
-    above 1 where neighbours cost time.
+    above 1 where neighbours cost time. `neighbour_slowdown` is the same of the only neighbour; None
+    where it was not measured alone, or ended nothing in a round beside.
     """
 
     alone: Side
     beside: Side | None
     slowdown: Comparison | None
+    neighbour: Side | None = None
+    neighbour_slowdown: Comparison | None = None
 
 
 def summarize(rounds: Sequence[Round]) -> Bench:
@@ -128,18 +133,29 @@ def summarize(rounds: Sequence[Round]) -> Bench:
         raise ValueError(problems[0])
     alone = [r for r in rounds if r.condition is Condition.ALONE]
     beside = [r for r in rounds if r.condition is Condition.BESIDE]
-    slowdown = None
+    apart = [r for r in rounds if r.condition is Condition.NEIGHBOUR]
+    slowdown = neighbour_slowdown = None
     if beside:
-        slowdown = compare(_medians(beside), _medians(alone))
+        slowdown = compare(
+            _medians([r.trimmed(r.replicas[0]) for r in beside]),
+            _medians([r.trimmed(r.replicas[0]) for r in alone]),
+        )
+    if beside and apart:
+        others = [r.trimmed(r.others[0]) for r in beside]
+        if all(each.starts for each in others):
+            of_alone = _medians([r.trimmed(r.others[0]) for r in apart])
+            neighbour_slowdown = compare(_medians(others), of_alone)
     return Bench(
         alone=_side(Condition.ALONE, alone),
         beside=_side(Condition.BESIDE, beside) if beside else None,
         slowdown=slowdown,
+        neighbour=_side(Condition.NEIGHBOUR, apart) if apart else None,
+        neighbour_slowdown=neighbour_slowdown,
     )
 
 
-def _medians(rounds: Sequence[Round]) -> list[float]:
-    return [float(np.median(r.trimmed(r.replicas[0]).secs)) for r in rounds]
+def _medians(rans: Sequence[Repeats]) -> list[float]:
+    return [float(np.median(ran.secs)) for ran in rans]
 
 
 def _side(condition: Condition, rounds: Sequence[Round]) -> Side:

@@ -16,7 +16,7 @@ _TRIES = 5  # of a round: where others keep the cores busy, slices may miss each
 
 @dataclass(frozen=True)
 class Cast:
-    """Who runs what: the first replica measures alone, too."""
+    """Who runs what: the first replica is alone in turns, too."""
 
     replicas: tuple[StartedSlice, ...]
     others: tuple[StartedSlice, ...] = ()
@@ -29,12 +29,14 @@ def run_rounds(
     slowest_secs: float,
     say: Callable[[str], None],
     rounds: int = ROUNDS,
+    neighbour_too: bool = False,
 ) -> list[Round]:
     """Have slices repeat what they have loaded, alone and all together in turns.
 
     Args:
         duration_secs: of each condition; more where a round would hold too few repeats.
         slowest_secs: of the slowest work's repeat.
+        neighbour_too: the first of the others is alone in turns, too.
 
     Raises InfrastructureError where slices fail, or never get to work at the same time.
     """
@@ -46,6 +48,8 @@ def run_rounds(
         found.append(_usable_round(Condition.ALONE, Cast(cast.replicas[:1]), round_secs))
         if with_others:
             found.append(_usable_round(Condition.BESIDE, cast, round_secs))
+        if neighbour_too:
+            found.append(_usable_round(Condition.NEIGHBOUR, Cast((), cast.others[:1]), round_secs))
     return found
 
 
