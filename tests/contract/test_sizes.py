@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,13 @@ Captured = pytest.CaptureFixture[str]
 BATCHES = ({"batch": 1}, {"batch": 4})
 
 
-def products() -> onnx.ModelProto:
+def products(seed: int = 0) -> onnx.ModelProto:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["product"]),
         helper.make_node("Add", ["product", "b"], ["sum"]),
         helper.make_node("Relu", ["sum"], ["y"]),
     ]
-    weights = {"w": floats(6, 5), "b": floats(5)}
+    weights = {"w": floats(6, 5, seed=seed), "b": floats(5)}
     return model(nodes, inputs={"x": ("batch", 6)}, outputs={"y": ("batch", 5)}, weights=weights)
 
 
@@ -217,8 +218,8 @@ def packed(proto: onnx.ModelProto, sizes: tuple[dict[str, int], ...], place: Pat
     return place / "artifact"
 
 
-def by_hand(x: np.ndarray) -> np.ndarray:
-    return np.maximum(x @ floats(6, 5) + floats(5), 0)
+def by_hand(x: np.ndarray, seed: int = 0) -> np.ndarray:
+    return np.maximum(x @ floats(6, 5, seed=seed) + floats(5), 0)
 
 
 @pytest.fixture(scope="module")
@@ -336,6 +337,32 @@ def test_artifacts_of_the_same_sizes_are_packed_by_share(artifact: Path, tmp_pat
     np.testing.assert_allclose(next(iter(loaded(x).values())), by_hand(x), rtol=1e-5, atol=1e-6)
     with pytest.raises(InputError, match="has not the sizes of the others"):
         pack_shares([artifact, tmp_path / "1"], tmp_path / "none")
+
+
+@pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
+def test_a_size_has_the_weights_of_the_share_that_it_runs_at(tmp_path: Path) -> None:
+    """Shares may lay out a tensor of one name differently, and sizes may run at other shares."""
+    here = len(os.sched_getaffinity(0))
+
+    def at_share(seed: int, cores: dict[int, int]) -> Path:
+        place = tmp_path / str(seed)
+        place.mkdir()
+        made = packed(products(seed), BATCHES, place)
+
+        def change(manifest: dict[str, Any]) -> None:
+            for variant in manifest["variants"]:
+                variant["model"]["digest"] = "one"
+                variant["share"]["sm_counts"] = [cores[variant["sizes"]["batch"]]]
+
+        edit_manifest(made, change)
+        return made
+
+    sources = [at_share(0, {1: here, 4: 64 * here}), at_share(1, {1: 64 * here, 4: here})]
+    pack_shares(sources, tmp_path / "both")
+    loaded = tunerd.load(tmp_path / "both")
+    for rows, seed in ((1, 0), (4, 1)):
+        (y,) = loaded(x := floats(rows, 6)).values()
+        np.testing.assert_allclose(y, by_hand(x, seed), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")

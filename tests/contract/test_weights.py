@@ -57,7 +57,8 @@ def test_a_model_reads_its_weights_in_one_piece(tmp_path: Path) -> None:
     tiny_artifact(tmp_path / "a")
     variants = read_variants(tmp_path / "a")
     placed = in_one_piece(map_weights(tmp_path / "a" / "weights.bin"), empty)
-    model = LoadedModel(tmp_path / "a", variants, device=None, known={}, own=placed)
+    own = {variants[0]["files"]["weights.bin"]: placed}
+    model = LoadedModel(tmp_path / "a", variants, device=None, known={}, own=own)
     usual = load(tmp_path / "a")(inputs())
     for name, array in model(inputs()).items():
         assert np.array_equal(array, usual[name])

@@ -117,12 +117,13 @@ class LoadedModel:
         *,
         device: int | None,
         known: Mapping[str, Mapping[str, Any]],
-        own: Mapping[str, Any] = MappingProxyType({}),
+        own: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     ) -> None:
         """Load a variant whose files were checked.
 
         known: weights of others, by the sha256 of their file and by name, to be copied.
-        own: weights by name that are on the device, and used where they lie.
+        own: weights that are on the device, in the same way, and are used where they lie. Weights
+            of one name in two files are two tensors: shares may lay them out differently.
         """
         is_cuda = variants[0]["target"]["kind"] == "cuda"
         if is_cuda:
@@ -167,14 +168,15 @@ class LoadedModel:
                 f"{weights_path} has no tensor '{missing[0]}', which the manifest names; copy "
                 "the folder again"
             )
-        others = {name: weights[name] for name in manifest["weights"] if name not in own}
+        there = own.get(manifest["files"][WEIGHTS], {})
+        others = {name: weights[name] for name in manifest["weights"] if name not in there}
         if is_cuda:
             empty = functools.partial(tvm.runtime.empty, device=self._device)
             placed = in_one_piece(others, empty)
         else:
             to_device = self._to_device if loaded is None else self._copied
             placed = {name: to_device(weight) for name, weight in others.items()}
-        self._weights = tuple((placed | dict(own))[name] for name in manifest["weights"])
+        self._weights = tuple((placed | dict(there))[name] for name in manifest["weights"])
         self._device.sync()  # the weights are there, whichever stream reads them first
 
     @property

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from tunerd.artifacts.loading import LoadedModel
-from tunerd.artifacts.manifest import Manifest, by_sizes, is_counter
+from tunerd.artifacts.manifest import WEIGHTS, Manifest, by_sizes, is_counter
 from tunerd.vocabulary import Arrays
 
 Sizes = Mapping[str, int]  # of named dimensions
 
 
 class SizedModel(LoadedModel):
-    """A loaded artifact of several sizes, which have one copy of the weights between them.
+    """A loaded artifact of several sizes. Those at one share have one copy of the weights.
 
     It is called as a `LoadedModel` is, with inputs of any size that it has or may be padded to.
     `inputs`, `outputs`, `manifest`, `timed_calls`, `captured` and `staged` are of its largest size;
@@ -40,12 +40,12 @@ class SizedModel(LoadedModel):
         """Load the variants of each size, whose files were checked; as `LoadedModel` does."""
         groups = sorted(by_sizes(variants).values(), key=lambda group: _elements(group[0]["sizes"]))
         super().__init__(folder, groups[-1], device=device, known=known)
-        # Calls may be at once, on streams of their own: each size counts for itself.
-        weights = {n: w for n, w in self.weights.items() if not is_counter(n)}
+        shared: dict[str, dict[str, Any]] = {}
+        _share(self, shared)
         self._models: list[LoadedModel] = []
         for group in groups[:-1]:
-            model = LoadedModel(folder, group, device=device, known=known, own=weights)
-            weights |= {n: w for n, w in model.weights.items() if not is_counter(n)}
+            model = LoadedModel(folder, group, device=device, known=known, own=shared)
+            _share(model, shared)
             self._models.append(model)
         self._models.append(self)
 
@@ -141,6 +141,15 @@ class SizedModel(LoadedModel):
 
     def _listed(self) -> str:
         return "; ".join(map(_text, self.sizes))
+
+
+def _share(model: LoadedModel, shared: dict[str, dict[str, Any]]) -> None:
+    """Add a model's weights to those of other sizes, by the sha256 of their file and by name.
+
+    Calls may be at once, on streams of their own: each size counts for itself.
+    """
+    of_file = shared.setdefault(model.manifest["files"][WEIGHTS], {})
+    of_file |= {name: w for name, w in model.weights.items() if not is_counter(name)}
 
 
 def _elements(sizes: Sizes) -> int:

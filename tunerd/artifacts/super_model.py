@@ -281,7 +281,7 @@ class SuperModel(LoadedModel):
         }
         variant = variant | wide | {"weights": names}
         known = {variant["files"][WEIGHTS]: own}
-        return LoadedModel(self._folder, [variant], device=device, known=known, own=own)
+        return LoadedModel(self._folder, [variant], device=device, known=known, own=known)
 
     def _launched(self, lanes: LoadedModel, requests: Sequence[Request]) -> list[Arrays]:
         names = [tenant for tenant, _ in requests]
