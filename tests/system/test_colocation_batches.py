@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from tests.lib.fake_gpu import FakeContexts, FakeCudaGroup, FakeGpu
 from tests.lib.models import floats
 from tests.lib.sized_models import by_hand, packed, products
 from tests.lib.waiting import until
+from tunerd import api
 from tunerd.artifacts.manifest import LoadError
 from tunerd.colocation import Engine
 from tunerd.colocation.bench import bench
@@ -21,6 +24,7 @@ from tunerd.colocation.groups import ForSeveral, groups_of, load_for_several
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.in_process import InProcessPlace
 from tunerd.colocation.plan import Plan, PolicyChoice
+from tunerd.colocation.planning import launched
 from tunerd.errors import HostError
 from tunerd.report.colocation import bench_page
 from tunerd.vocabulary import Arrays
@@ -188,20 +192,48 @@ def test_weights_of_others_have_no_place_in_a_batch(artifact: Path) -> None:
         load_for_several(artifact).add("other", artifact)
 
 
+def test_a_mix_is_planned_by_what_its_batches_take(artifact: Path, tmp_path: Path) -> None:
+    """A batch of 8 is said to take hardly longer than one of 1, which is too slow for the rate."""
+    assert launched.lanes_of([artifact]) == (artifact, (1, 4, 8), True)
+    said = ((1, 0.02), (4, 0.021), (8, 0.022))
+    points = [{"of": "net", "share": 100, "together": n, "secs": [secs]} for n, secs in said]
+    (tmp_path / "points.json").write_text(json.dumps(points))
+    mix = {
+        "members": [{"name": "net", "artifact": str(artifact), "rate": 45, "slo_ms": 500}],
+        "search": {"shares": [100]},
+        "curves": ["points.json"],
+    }
+    (tmp_path / "mix.yaml").write_text(yaml.safe_dump(mix))
+    found = api.colocate_plan(tmp_path / "mix.yaml", out=tmp_path / "out", dry_run=True)
+    assert found.plan is not None
+    assert found.plan.policy.kind == "space-time"
+    assert found.plan.policy.parameters["together"] in (4, 8)
+    assert [member.name for member in found.plan.members] == ["net"]
+
+
+def test_a_batch_is_timed_by_the_engine_with_requests_of_one_member(artifact: Path) -> None:
+    like = plan_of(artifact)
+    found = launched.measure(
+        "net", [artifact], 100, count=4, like=like, rounds=1, round_secs=1.0, say=lambda _: None
+    )
+    assert (found.of, found.share, found.together) == ("net", 100, 4)
+    assert 0 < found.secs.value <= found.tail_secs
+
+
 def test_on_a_gpu_a_launch_takes_the_smallest_graph_that_fits(artifact: Path) -> None:
-    launched: list[tuple[int, int]] = []
+    noted: list[tuple[int, int]] = []
     model = load_for_several(artifact)
     place = CudaStreamsPlace(
         FakeGpu(),
         make_contexts=FakeContexts,
-        open_for_several=lambda _: FakeCudaGroup(model, launched),
+        open_for_several=lambda _: FakeCudaGroup(model, noted),
     )
     with Engine(plan_of(artifact), place=place) as engine:
-        launched.clear()
+        noted.clear()
         given = [floats(1, 6, seed=seed) for seed in range(40)]
         futures = [engine.submit("net", {"x": x}) for x in given]
         for x, future in zip(given, futures, strict=True):
             require_right(x, future.result(WAIT_SECS))
-    assert sum(requests for _, requests in launched) == len(given)
-    assert all(size == next(n for n in (1, 4, 8) if n >= of) for size, of in launched)
-    assert max(of for _, of in launched) > 1
+    assert sum(requests for _, requests in noted) == len(given)
+    assert all(size == next(n for n in (1, 4, 8) if n >= of) for size, of in noted)
+    assert max(of for _, of in noted) > 1
