@@ -16,6 +16,7 @@ from tests.lib.models import floats
 from tests.lib.super_models import CONVNET, artifact_of, super_artifact, tenant
 from tests.unit.test_captured import OK, Driver, Status, Tensor
 from tunerd.artifacts import parts, staging
+from tunerd.artifacts.batches import StagedBatch
 from tunerd.artifacts.captured import Recorder
 from tunerd.artifacts.lane_check import inputs_for, launches, outputs_of, pairs_of, varied
 from tunerd.artifacts.lanes import StagedLanes
@@ -199,6 +200,48 @@ def test_lanes_take_requests_from_where_they_wait_beside_others() -> None:
     assert [float(found["y"][0]) for found in lanes.read()] == [30, 20]
     lanes.launch([("c", waiting)], 7)
     assert [found["y"].tolist() for found in lanes.read()] == [[20, 20, 20]]
+
+
+class Rows(Lanes):
+    """A recorder of a model with batches of two: y = 2 x."""
+
+    def __init__(self, driver: Driver) -> None:
+        super().__init__(driver, Memory())
+        self.input_specs = (TensorSpec("x", (2, 3), "float32"),)
+        self.inputs = {"x": Tensor((2, 3), "float32")}
+
+    def recorded(self, after: Any, before: Any) -> Any:
+        outputs = {"y": Tensor((2, 3), "float32")}
+
+        def kernel() -> None:
+            outputs["y"].array[...] = 2 * self.inputs["x"].array
+
+        self.driver.captured = []
+        before()
+        self.driver.captured.append(kernel)
+        after(outputs)
+        return self.driver.captured, outputs
+
+
+@pytest.mark.parametrize("large_bytes", [1, 1 << 30], ids=["beside", "on one stream"])
+def test_a_batch_takes_a_row_of_each_request_and_gives_each_its_own(
+    large_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_LARGE_BYTES", large_bytes)
+    driver = Driver()
+    recorder: Any = Rows(driver)
+    batch = StagedBatch(recorder, is_ahead=True)
+    one, other = ({"x": np.full((1, 3), value, "float32")} for value in (1, 10))
+    waiting = PinnedArrays(driver, (TensorSpec("x", (1, 3), "float32"),))
+    waiting.write({"x": np.full((1, 3), 4, "float32")})
+    batch.launch([("", one), ("", other)], 7)
+    first = batch.read()
+    batch.launch([("", waiting)], 7)
+    assert [found["y"].tolist() for found in batch.read()] == [[[8, 8, 8]]]
+    assert [found["y"].tolist() for found in first] == [[[2, 2, 2]], [[20, 20, 20]]]
+    for count in (0, 3):
+        with pytest.raises(ValueError, match=f"{count} requests for 2 lanes"):
+            batch.launch([("", one)] * count, 7)
 
 
 def test_a_tenant_that_is_gone_leaves_nothing_to_the_next_of_its_name() -> None:

@@ -14,9 +14,8 @@ from onnx import helper
 
 import tunerd
 from tests.contract.test_loading import edit_manifest
-from tests.lib.artifact_fixtures import CORES, LLVM
-from tests.lib.models import floats, ints, load_model, model
-from tunerd.artifacts.compile import compile_artifact
+from tests.lib.models import floats, ints, model
+from tests.lib.sized_models import BATCHES, by_hand, compiled, packed, products, saved
 from tunerd.artifacts.manifest import (
     MANIFEST,
     SIZED_VERSION,
@@ -31,25 +30,12 @@ from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, FolderError, InputError
 from tunerd.frontend.padding import axes_of
-from tunerd.frontend.relax.lowering import lower
-from tunerd.frontend.tasks import extract_tasks
 from tunerd.records.paths import Paths
 from tunerd.settings import TuneSettings
 from tunerd.settings.option import checked
 from tunerd.studies.sizes import runs_of
 
 Captured = pytest.CaptureFixture[str]
-BATCHES = ({"batch": 1}, {"batch": 4})
-
-
-def products(seed: int = 0) -> onnx.ModelProto:
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["product"]),
-        helper.make_node("Add", ["product", "b"], ["sum"]),
-        helper.make_node("Relu", ["sum"], ["y"]),
-    ]
-    weights = {"w": floats(6, 5, seed=seed), "b": floats(5)}
-    return model(nodes, inputs={"x": ("batch", 6)}, outputs={"y": ("batch", 5)}, weights=weights)
 
 
 def batch_mean() -> onnx.ModelProto:
@@ -78,12 +64,6 @@ def attention(*, masked: bool) -> onnx.ModelProto:
         outputs={"y": ("batch", "length", 4)},
         weights=weights if masked else {},
     )
-
-
-def saved(proto: onnx.ModelProto, folder: Path) -> Path:
-    path = folder / "net.onnx"
-    onnx.save(proto, path)
-    return path
 
 
 def settings(**values: Any) -> TuneSettings:
@@ -200,26 +180,6 @@ def test_a_sequence_may_be_padded_where_a_mask_hides_its_end(tmp_path: Path, mas
 
 
 # --- the artifact ------------------------------------------------------------------------------
-
-
-def compiled(path: Path, sizes: dict[str, int], folder: Path, *, pct: int = 50) -> Path:
-    """Compile a model with its default schedules for one size, for a core or two."""
-    found = load_model(path, dims=sizes)
-    lowered = lower(found, LLVM)
-    tasks = extract_tasks(lowered, LLVM)
-    proof = CORES if pct == 50 else type(CORES)("cpu-0-0", "", 2, 2, "affinity", True)
-    return compile_artifact(lowered, tasks, {}, LLVM, folder, model=found, pct=pct, proofs=(proof,))
-
-
-def packed(proto: onnx.ModelProto, sizes: tuple[dict[str, int], ...], place: Path) -> Path:
-    path = saved(proto, place)
-    sources = [(each, compiled(path, each, place / str(n))) for n, each in enumerate(sizes)]
-    pack_sizes(sources, axes_of(path, sizes, shapes={}, batch=None), place / "artifact")
-    return place / "artifact"
-
-
-def by_hand(x: np.ndarray, seed: int = 0) -> np.ndarray:
-    return np.maximum(x @ floats(6, 5, seed=seed) + floats(5), 0)
 
 
 @pytest.fixture(scope="module")

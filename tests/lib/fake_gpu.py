@@ -14,7 +14,7 @@ import numpy as np
 
 from tests.lib.colocation_plans import Script, ScriptedModel
 from tunerd.artifacts.segments import Cut
-from tunerd.colocation.groups import ForTenants
+from tunerd.colocation.groups import ForSeveral
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.gpu_context import GpuContext
 from tunerd.colocation.places.green_contexts import Part, units_of
@@ -203,7 +203,7 @@ class FakeLanes(FakeInParts):
     """What stands for a graph of some lanes: notes how many it has, and how many were filled."""
 
     def __init__(
-        self, model: ForTenants, count: int, worker: Executor, launched: list[tuple[int, int]]
+        self, model: ForSeveral, count: int, worker: Executor, launched: list[tuple[int, int]]
     ) -> None:
         self._model, self._count, self._worker, self._noted = model, count, worker, launched
         self._launched: Future[Any] = Future()
@@ -228,7 +228,7 @@ class FakeLanes(FakeInParts):
 class FakeCudaGroup:
     """A model for tenants whose lanes run on the CPU."""
 
-    def __init__(self, model: ForTenants, launched: list[tuple[int, int]]) -> None:
+    def __init__(self, model: ForSeveral, launched: list[tuple[int, int]]) -> None:
         self._model, self._launched = model, launched
         self.own, self.counts = model.own, model.counts
         self.add, self.bring, self.run = model.add, model.bring, model.run

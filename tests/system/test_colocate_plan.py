@@ -244,7 +244,7 @@ def test_a_launch_is_timed_under_load_and_kept(folder: Path) -> None:
     assert launched.lanes_of(artifacts) is None
     like = Plan.model_validate({"members": [{"name": "a", "artifact": artifacts[0]}]})
     found = launched.measure(
-        "m", artifacts, 100, like=like, rounds=1, round_secs=1.0, say=lambda _: None
+        "m", artifacts, 100, count=2, like=like, rounds=1, round_secs=1.0, say=lambda _: None
     )
     assert (found.of, found.share, found.together) == ("m", 100, 2)
     assert 0 < found.secs.value <= found.tail_secs

@@ -19,7 +19,7 @@ from tests.lib.waiting import until
 from tunerd.artifacts.loading import LoadedModel, load
 from tunerd.colocation import Engine, MemberError
 from tunerd.colocation.bench import bench
-from tunerd.colocation.groups import ForTenants, groups_of, load_for_tenants
+from tunerd.colocation.groups import ForSeveral, groups_of, load_for_several
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.in_process import InProcessPlace
 from tunerd.colocation.plan import Plan, PolicyChoice
@@ -74,7 +74,7 @@ POISON = np.float32(999.0)  # inputs that have this in them fault
 class Poisoned:
     """A model for tenants that waits for a gate, and faults on some inputs."""
 
-    def __init__(self, model: ForTenants, gate: threading.Event, entered: threading.Event) -> None:
+    def __init__(self, model: ForSeveral, gate: threading.Event, entered: threading.Event) -> None:
         self._model, self._gate, self._entered = model, gate, entered
         self.own, self.counts = model.own, model.counts[-1:]  # all launches take equally long
         self.add, self.bring = model.add, model.bring
@@ -89,7 +89,7 @@ class Poisoned:
 
 def poisoned(gate: threading.Event, entered: threading.Event) -> InProcessPlace:
     return InProcessPlace(
-        open_for_tenants=lambda path: Poisoned(load_for_tenants(path), gate, entered)
+        open_for_several=lambda path: Poisoned(load_for_several(path), gate, entered)
     )
 
 
@@ -197,11 +197,11 @@ def test_weights_of_another_architecture_stay_by_themselves(
 
 def test_on_a_gpu_a_launch_takes_the_smallest_graph_that_fits(tenants: Tenants) -> None:
     launched: list[tuple[int, int]] = []
-    model = load_for_tenants(tenants.artifact)
+    model = load_for_several(tenants.artifact)
     place = CudaStreamsPlace(
         FakeGpu(),
         make_contexts=FakeContexts,
-        open_for_tenants=lambda _: FakeCudaGroup(model, launched),
+        open_for_several=lambda _: FakeCudaGroup(model, launched),
     )
     with Engine(tenants.plan(policy={"slices": 4}), place=place) as engine:
         given = random_inputs(engine.inputs_of("a"), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
@@ -300,6 +301,20 @@ def test_tenants_in_one_launch_are_chosen_where_they_serve_more() -> None:
         "kind": "space-time", "slices": slices, "together": 8, "window_ms": 1.0,
     }  # fmt: skip
     assert asked(world, together=(1,)).said == "unfit"
+
+
+def test_batches_of_one_model_are_chosen_where_they_serve_more() -> None:
+    subjects = [Subject("m", "m", 320, 0.05, has_batches=True)]
+    points = [point("m", s, 0.003 * 100 / s) for s in SHARES]
+    points += [point("m", s, 0.006 * 100 / s, together=8) for s in SHARES]
+    found = asked(World(subjects, Curves(points), Pairs([], "a device"), busy=0.9))
+    assert found.said == "plan"
+    assert found.chosen is not None
+    assert (found.chosen.placement.kind, found.chosen.placement.together) == ("space-time", 8)
+    assert "up to 8 requests in a launch" in found.chosen.placement.text()
+    one_by_one = [dataclasses.replace(subject, has_batches=False) for subject in subjects]
+    world = World(one_by_one, Curves(points), Pairs([], "a device"), busy=0.9)
+    assert asked(world).said == "unfit"
 
 
 def test_members_of_one_lane_are_so_in_the_plan() -> None:

@@ -210,7 +210,7 @@ class _Work:
         lacking = set(self._shares) - set(self.curves.shares(entry.name))
         lanes = launched.lanes_of(artifacts)
         if lanes is not None:
-            return self._launched(entry, artifacts, *lanes)
+            return self._launched(entry, artifacts, lanes)
         if not artifacts:  # a dry run would tune them
             self._foresee(entry, lacking, counts)
             return []
@@ -251,10 +251,10 @@ class _Work:
         return found
 
     def _launched(
-        self, entry: Entry, artifacts: Sequence[Path], kernels: Path, counts: Sequence[int]
+        self, entry: Entry, artifacts: Sequence[Path], lanes: launched.Launchable
     ) -> list[Point]:
-        """Return what launches of so many tenants take at each share, measured before or now."""
-        path = self._folder / launched.LAUNCHES
+        """Return what launches of several take at each share, measured before or now."""
+        path, kernels = self._folder / launched.LAUNCHES, lanes.kernels
         digest = sha256_of(kernels / MANIFEST)
         found = launched.read_launches(path, digest)
         known = {(p.share, p.together) for p in self.curves if p.of == entry.name}
@@ -262,8 +262,9 @@ class _Work:
         before = kept(kernels, self._device, entry.name)
         found += [p for p in before if (p.share, p.together) not in known]
         known |= {(p.share, p.together) for p in found}
-        together = {1, *self._mix.search.together} & set(counts)
-        wanted = [(s, c) for s in self._shares for c in sorted(together) if c <= len(artifacts)]
+        most = max(lanes.counts) if lanes.is_batch else len(artifacts)
+        together = {1, *self._mix.search.together} & set(lanes.counts)
+        wanted = [(s, c) for s in self._shares for c in sorted(together) if c <= most]
         lacking = [each for each in wanted if each not in known]
         how = f"{launched.SOURCE}, {self._mix.place}"
         found += self._team.points(entry.name, digest, lacking, how=how)
@@ -280,6 +281,7 @@ class _Work:
                 entry.name,
                 [kernels, *others][:count],
                 share,
+                count=count,
                 like=_like(self._mix, kernels),
                 rounds=self._mix.search.rounds,
                 round_secs=max(1.0, self._mix.search.visit),
@@ -386,6 +388,7 @@ class _Work:
                     subject,
                     artifact=path,
                     kernels=kernels,
+                    has_batches=lanes is not None and lanes.is_batch,
                     architecture=features.architecture_of(kernels),
                     features=features.features_of(kernels).named(),
                     shared_bytes=needed.shared_bytes,

@@ -212,12 +212,13 @@ class _Staging:
         self, recorder: Recorder, *, is_ahead: bool = False, is_alone: bool = False
     ) -> None:
         self._recorder, self._driver = recorder, recorder.driver
-        self._inputs = PinnedArrays(self._driver, recorder.input_specs)
-        self._brings_apart = is_ahead and are_large(recorder.input_specs)
-        self.fetches_apart = is_ahead and are_large(recorder.output_specs)
+        inputs, outputs = map(self._as_held, (recorder.input_specs, recorder.output_specs))
+        self._inputs = PinnedArrays(self._driver, inputs)
+        self._brings_apart = is_ahead and are_large(inputs)
+        self.fetches_apart = is_ahead and are_large(outputs)
         self._outputs = Outputs(
             self._driver,
-            recorder.output_specs,
+            outputs,
             by_row=self._is_by_row,
             gives_away=self.fetches_apart,
         )
@@ -225,10 +226,14 @@ class _Staging:
         self._there = {name: self._brought[name].data_ptr() for name in self._inputs.places}
         self._left: dict[str, int] = {}  # outputs on the device that no graph copies
         self.may_go_in_parts = (is_alone or self._brings_apart) and go_in_parts(
-            sum(map(bytes_of, recorder.input_specs))
+            sum(map(bytes_of, inputs))
         )
         self._parts = Parts(self._driver, recorder.short) if self.may_go_in_parts else None
         self._last_part, self._has_begun = 0, False  # its event; and the time of the launch
+
+    def _as_held(self, specs: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
+        """Return how the host has tensors of the device, of as many bytes each."""
+        return specs
 
     def goes_in_parts(self, given: Any) -> bool:
         """Say whether these inputs, which `launch` takes, are so large."""

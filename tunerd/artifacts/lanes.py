@@ -1,7 +1,8 @@
-"""Requests of several tenants in the lanes of one launch: arrays of the host with rows."""
+"""Several requests in one launch, of several tenants or of one: arrays of the host with rows."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,25 +19,74 @@ from tunerd.vocabulary import Arrays
 Request = tuple[str, Mapping[str, Any]]  # a tenant, and its inputs by name
 
 
-class StagedLanes(StagedModel):
-    """A StagedModel that takes requests of several tenants, at most `count` a launch.
+class StagedRows(StagedModel):
+    """A StagedModel that takes requests of a row each, at most `count` a launch.
+
+    Rows that are left over have what they had. Requests have a tenant each, which is nothing here.
+    """
+
+    _is_by_row = True
+
+    def __init__(self, recorder: Recorder, *, is_ahead: bool = False) -> None:
+        super().__init__(recorder, is_ahead=is_ahead)
+        self.count = min(spec.shape[0] for spec in recorder.input_specs)
+        self._filled = 0
+
+    def launch(
+        self, requests: Any, stream: int, *, bring: int | None = None, fetch: int | None = None
+    ) -> None:
+        """Queue requests, on streams and with inputs as a StagedModel takes them.
+
+        Raises ValueError for more requests than rows, or none.
+        """
+        self._launch(self._copies_of(requests), stream, bring, fetch)
+
+    def goes_in_parts(self, given: Any) -> bool:
+        """Say whether the inputs of all these requests are so large together."""
+        return self.may_go_in_parts and go_in_parts(len(given) * self._request_bytes)
+
+    def read(self) -> Any:
+        """Return the outputs by name for each request of the last launch, the caller's."""
+        return self._outputs.read(self._filled)
+
+    @functools.cached_property
+    def _request_bytes(self) -> int:
+        return sum(self._inputs.places[name][1] for name in self._there) // self.count
+
+    def _refuse_others(self, given: Sequence[Request]) -> None:
+        if not 0 < len(given) <= self.count:
+            raise ValueError(f"{len(given)} requests for {self.count} lanes")
+
+    def _copies_of(self, inputs: Any) -> list[Copy]:
+        self._refuse_others(inputs)
+        self._filled = len(inputs)
+        return [copy for row, (_, of) in enumerate(inputs) for copy in self._copies(row, of)]
+
+    def _copies(self, row: int, inputs: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:
+        for name, there in self._there.items():
+            here, size = self._inputs.places[name]
+            size //= self.count
+            if isinstance(inputs, PinnedArrays):
+                here, _ = inputs.places[name]
+            else:
+                np.copyto(self._inputs[name][row, ...], inputs[name], casting="no")
+                here += row * size
+            yield there + row * size, here, size
+
+
+class StagedLanes(StagedRows):
+    """Rows that are lanes: each takes a request of any tenant.
 
     What it launches is done before the tenants' weights go from the device: `is_done` or `wait`
     is to be asked until they say so.
     """
-
-    _is_by_row = True
 
     def __init__(self, recorder: Recorder, pieces: Pieces, *, is_ahead: bool = False) -> None:
         super().__init__(recorder, is_ahead=is_ahead)
         self._pieces = pieces
         self._slots = self._inputs.pop(SLOTS)
         self._slots_there = self._there.pop(SLOTS)
-        self.count = len(self._slots)
-        sizes = (self._inputs.places[name][1] for name in self._there)
-        self._request_bytes = sum(sizes) // self.count
         self._held: list[str] = []
-        self._filled = 0
 
     def launch(
         self, requests: Any, stream: int, *, bring: int | None = None, fetch: int | None = None
@@ -50,14 +100,10 @@ class StagedLanes(StagedModel):
         """
         self._hold(requests)
         try:
-            self._launch(self._copies_of(requests), stream, bring, fetch)
+            super().launch(requests, stream, bring=bring, fetch=fetch)
         except BaseException:
             self._let_go()
             raise
-
-    def goes_in_parts(self, given: Any) -> bool:
-        """Say whether the inputs of all these requests are so large together."""
-        return self.may_go_in_parts and go_in_parts(len(given) * self._request_bytes)
 
     def begin(self, given: Any, stream: int | None) -> list[Part]:
         """Return the parts of the requests' inputs; raises what `launch` does."""
@@ -84,14 +130,9 @@ class StagedLanes(StagedModel):
         super().wait()
         self._let_go()
 
-    def read(self) -> Any:
-        """Return the outputs by name for each request of the last launch, the caller's."""
-        return self._outputs.read(self._filled)
-
     def _hold(self, given: Sequence[Request]) -> None:
         """Have the weights of the requests' tenants on the device, and note their slots."""
-        if not 0 < len(given) <= self.count:
-            raise ValueError(f"{len(given)} requests for {self.count} lanes")
+        self._refuse_others(given)
         self._let_go()
         names = [tenant for tenant, _ in given]
         slots = self._pieces.hold(names)
@@ -100,22 +141,8 @@ class StagedLanes(StagedModel):
         self._slots[len(slots) :] = slots[0]
 
     def _copies_of(self, inputs: Any) -> list[Copy]:
-        copies = [(self._slots_there, *self._inputs.places[SLOTS])]
-        for lane, (_, given) in enumerate(inputs):
-            copies += self._copies(lane, given)
-        self._filled = len(inputs)
-        return copies
-
-    def _copies(self, lane: int, inputs: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:
-        for name, there in self._there.items():
-            here, size = self._inputs.places[name]
-            size //= self.count
-            if isinstance(inputs, PinnedArrays):
-                here, _ = inputs.places[name]
-            else:
-                np.copyto(self._inputs[name][lane, ...], inputs[name], casting="no")
-                here += lane * size
-            yield there + lane * size, here, size
+        slots = (self._slots_there, *self._inputs.places[SLOTS])
+        return [slots, *super()._copies_of(inputs)]
 
     def _let_go(self) -> None:
         held, self._held = self._held, []

@@ -18,7 +18,7 @@ Parts, in the order in which a request meets them:
     policies/      which waiting request goes to which idle lane; one file each
     accounts.py    what each queue has had of the device's time
     regulation/    where models stop, and which parts do not run at once, found by measuring
-    groups.py      members of one architecture that are loaded as one, by their artifacts
+    groups.py      whose requests may be in one launch, by their artifacts: tenants, batches
     buffers.py     memory for inputs that the device reads itself
     estimates.py   how long a member takes on a lane, learned from what it took
     rates.py       how soon a request comes that may have company, by the last ones
@@ -35,8 +35,8 @@ is one **segment** or several (`artifacts/segments.py`); between two of them ano
 the lane. What nobody waits for runs on without asking.
 
 Members of one architecture, with weights of their own and kernels for several of them at once, may
-be loaded as one **group**. A **launch** of its seat takes requests of several, and the policy
-`space-time` says of which. Each has its own answer.
+be loaded as one **group**; a member whose artifact has several batches is one, too. A **launch** of
+its seat takes several requests, and the policy `space-time` says which. Each has its own answer.
 
 The way of a request, and whose thread does what:
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tunerd.artifacts.batches import batch_sizes, row_of
 from tunerd.artifacts.manifest import (
     LIBRARY,
     MANIFEST,
@@ -53,13 +54,13 @@ def check(member: Member, device: str, kernels: Path | None = None) -> None:
 
 
 def inputs_of(path: Path) -> tuple[TensorSpec, ...]:
-    """Return an artifact's inputs, which all its variants have."""
-    return _specs(_variants(path)[0]["inputs"])
+    """Return the inputs of a request, which all variants of an artifact have; of batches a row."""
+    return _request_specs(path, "inputs")
 
 
 def outputs_of(path: Path) -> tuple[TensorSpec, ...]:
-    """Return an artifact's outputs, which all its variants have."""
-    return _specs(_variants(path)[0]["outputs"])
+    """Return the outputs of a request, which all variants of an artifact have; of batches a row."""
+    return _request_specs(path, "outputs")
 
 
 def tuned_for(path: Path) -> tuple[int, ...]:
@@ -96,25 +97,26 @@ class Needed:
 def needed_memory(path: Path, weights: int = 1) -> Needed:
     """Return what an artifact takes when it is loaded, of several shares the most.
 
-    Of one for several tenants the kernels for each number of them are loaded. Older manifests do
-    not say how much lies between the kernels.
+    Of one for several tenants the kernels for each number of them are loaded, and of one of several
+    batches those of each. Older manifests do not say how much lies between the kernels.
 
     Args:
         weights: of how many tenants.
     """
-    shared: dict[int, int] = {}
-    each: dict[int, tuple[int, int]] = {}  # all, and a copy of the inputs
+    shared: dict[Any, int] = {}  # by the size of a launch
+    each: dict[Any, tuple[int, int]] = {}  # all, and a copy of the inputs
     variants = _variants(path)
     for variant in variants:
         count = int(variant.get("tenants", 1))
+        size = count, tuple(variant.get("sizes", {}).values())
         library = stored_at(path, variant, LIBRARY).stat().st_size
         inputs = _graph_inputs(variant)
         input_bytes = sum(map(bytes_of, inputs))
         output_bytes = count * sum(map(bytes_of, _specs(variant["outputs"])))
         own = input_bytes + output_bytes + int(variant.get("storage_bytes", 0))
         ahead = input_bytes if are_large(inputs) else 0
-        shared[count] = max(shared.get(count, 0), library)
-        each[count] = max(each.get(count, (0, 0)), (own, ahead))
+        shared[size] = max(shared.get(size, 0), library)
+        each[size] = max(each.get(size, (0, 0)), (own, ahead))
     one = max(stored_at(path, variant, WEIGHTS).stat().st_size for variant in variants)
     own, ahead = (sum(of) for of in zip(*each.values(), strict=True))
     return Needed(sum(shared.values()) + weights * one, own, ahead)
@@ -147,9 +149,16 @@ def checked_inputs(member: str, specs: Sequence[TensorSpec], inputs: Any) -> Arr
 
 
 def _variants(path: Path) -> tuple[Manifest, ...]:
-    """Return the variants of an artifact of one size, for however many tenants."""
+    """Return the variants of an artifact of one size, for however many tenants, or of batches."""
     variants = read_all_variants(path)
-    return variants if "tenants" in variants[0] else read_variants(path)
+    takes_several = "tenants" in variants[0] or batch_sizes(variants)
+    return variants if takes_several else read_variants(path)
+
+
+def _request_specs(path: Path, key: str) -> tuple[TensorSpec, ...]:
+    variants = _variants(path)
+    specs = _specs(variants[0][key])
+    return tuple(map(row_of, specs)) if batch_sizes(variants) else specs
 
 
 _known_dtype = functools.cache(dtype_of)  # a request is to be checked in microseconds

@@ -376,9 +376,7 @@ class Dispatcher:
         for each, outputs in zip(asked, done.each or (done.outputs,), strict=True):
             each.outputs = outputs
         if done.each:
-            counted = self.launches.setdefault(start.seat.member, Launches())
-            counted.launches += 1
-            counted.requests += len(asked)
+            self.launches.setdefault(start.seat.member, Launches()).add(len(asked))
         return scheduler.ended(start.start_id, start.seat, done.secs, at, segments=done.segments)
 
     def _faulted(

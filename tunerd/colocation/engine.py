@@ -344,7 +344,7 @@ class Engine:
             proofs=tuple(self._proofs.values()),
             faults=tuple(scheduler.faults) if scheduler else (),
             groups={
-                group.name: replace(dispatcher.launches.get(group.name, Launches()))
+                group.name: dispatcher.launches.get(group.name, Launches()).copy()
                 if dispatcher
                 else Launches()
                 for group in self._groups

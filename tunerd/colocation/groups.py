@@ -1,9 +1,11 @@
-"""Members that are loaded as one: what their artifacts say of their architecture.
+"""Members whose requests may be in one launch: what their artifacts say of that.
 
 An artifact for several tenants has kernels that serve models of its architecture, each with weights
 of its own, one or several in a launch. Members of a plan with such an artifact, and those that are
 of its architecture, are a group: an artifact for one model, from which the weights are taken, or
-the folder that `tunerd tenant` writes, which has nothing else. A member in no group is as it was.
+the folder that `tunerd tenant` writes, which has nothing else. A member whose artifact has several
+batches (`tunerd.artifacts.batches`) is a group of its own: a launch takes several of its requests.
+A member in no group is as it was.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from tunerd.artifacts.batches import BatchedModel, batch_sizes
 from tunerd.artifacts.loading import load
-from tunerd.artifacts.manifest import read_all_variants, read_tenant
+from tunerd.artifacts.manifest import Manifest, read_all_variants, read_tenant
+from tunerd.artifacts.sized import SizedModel
 from tunerd.artifacts.super_model import SuperModel
 from tunerd.colocation.plan import Member
 from tunerd.colocation.work import Group
@@ -21,8 +25,8 @@ from tunerd.errors import InputError
 from tunerd.vocabulary import Arrays
 
 
-class ForTenants(Protocol):
-    """What the kernels of a group are loaded as: a SuperModel."""
+class ForSeveral(Protocol):
+    """What the kernels of a group are loaded as: a SuperModel, or a BatchedModel."""
 
     own: str
     counts: tuple[int, ...]
@@ -32,9 +36,11 @@ class ForTenants(Protocol):
     def run(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> Sequence[Arrays]: ...
 
 
-def load_for_tenants(artifact: Path) -> SuperModel:
-    """Load an artifact for several tenants."""
+def load_for_several(artifact: Path) -> SuperModel | BatchedModel:
+    """Load an artifact for several tenants, or of several batches."""
     model = load(artifact)
+    if isinstance(model, SizedModel):
+        return BatchedModel(model)
     assert isinstance(model, SuperModel)  # by its manifest, which was read before
     return model
 
@@ -45,11 +51,14 @@ def groups_of(members: Sequence[Member], most: int) -> tuple[Group, ...]:
     Raises LoadError for a folder that is no artifact, and InputError for weights alone whose
     kernels no member has.
     """
+    groups: list[Group] = []
     of_architecture: dict[str, list[Member]] = {}
     for member in members:
-        if architecture := read_tenant(member.artifact).get("architecture"):
+        if batches := _batches(member.artifact):
+            together = min(most, batches[-1])
+            groups.append(Group(f"{member.name}+", (member.name,), together, member.artifact))
+        elif architecture := read_tenant(member.artifact).get("architecture"):
             of_architecture.setdefault(architecture, []).append(member)
-    groups = []
     for alike in of_architecture.values():
         counts = {member.name: _counts(member.artifact) for member in alike}
         first = next((m for m in alike if any(counts[m.name])), None)
@@ -72,7 +81,7 @@ def kernels_of(members: Sequence[Member], groups: Sequence[Group]) -> dict[str, 
     return own | {name: group.kernels for group in groups for name in group.members}
 
 
-def add_tenants(model: ForTenants, group: Group, members: Sequence[Member]) -> dict[str, str]:
+def add_tenants(model: ForSeveral, group: Group, members: Sequence[Member]) -> dict[str, str]:
     """Have members' weights on the device, too; return the name of each member's there.
 
     Raises LoadError for weights that are not of the architecture.
@@ -90,6 +99,15 @@ def add_tenants(model: ForTenants, group: Group, members: Sequence[Member]) -> d
 
 def _counts(artifact: Path) -> tuple[int, ...]:
     """Return for how many tenants an artifact has kernels; 0: for one model; nothing: none."""
-    if "target" not in read_tenant(artifact):  # weights alone
-        return ()
-    return tuple(int(variant.get("tenants", 0)) for variant in read_all_variants(artifact))
+    return tuple(int(variant.get("tenants", 0)) for variant in _variants(artifact))
+
+
+def _batches(artifact: Path) -> tuple[int, ...]:
+    """Return the batches that an artifact has; nothing where it has one size, or no kernels."""
+    variants = _variants(artifact)
+    return batch_sizes(variants) if variants else ()
+
+
+def _variants(artifact: Path) -> tuple[Manifest, ...]:
+    """Return the variants of an artifact; nothing of weights alone."""
+    return read_all_variants(artifact) if "target" in read_tenant(artifact) else ()

@@ -35,6 +35,8 @@ writes. With
     policy: {kind: space-time, slices: 4, together: 8, window_ms: 1}
 
 up to `together` of their requests are in one launch, in each of `slices` (or of a list of shares).
+A member whose artifact has batches (`tunerd tune --batch 1,4,8`) has launches of several requests
+in the same way: the artifact says which batches there are.
 
 Who reads it needs none of the places, policies or models.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tunerd.colocation.plan import Proof
 from tunerd.colocation.work import FaultReport, Lane, MemberError, RefusedError
@@ -39,6 +39,16 @@ class Launches:
 
     launches: int = 0
     requests: int = 0
+    of_size: dict[int, int] = field(default_factory=dict)  # launches by the requests in them
+
+    def add(self, requests: int) -> None:
+        """Count a launch of so many requests."""
+        self.launches += 1
+        self.requests += requests
+        self.of_size[requests] = self.of_size.get(requests, 0) + 1
+
+    def copy(self) -> Launches:
+        return Launches(self.launches, self.requests, dict(sorted(self.of_size.items())))
 
     @property
     def per_launch(self) -> float | None:

@@ -50,6 +50,8 @@ class Lane:
 class Group:
     """Members of one architecture, each with weights of its own, that are loaded as one.
 
+    Or a single member, whose artifact has several batches.
+
     name: under which they are; no member's.
     together: the most requests that one launch takes, of whichever members.
     kernels: the artifact whose kernels serve all of them.

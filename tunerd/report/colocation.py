@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +217,8 @@ def _sentences(benched: Benched) -> list[str]:
         kind = "used" if result.resident_bytes else "planned"
         said.append(f"{_mib(sum(memory.values()))} of memory {kind}")
         said += [
-            f"{significant(each)} requests per launch of {name}"
+            f"{significant(each)} requests per launch of {name} "
+            f"({_sizes_text(result.launches.get(name, {}))})"
             for name, each in result.per_launch.items()
             if each is not None
         ]
@@ -243,6 +244,11 @@ def _sentences(benched: Benched) -> list[str]:
     if len(benched.results) > 1:
         found.append(best_sentence(benched.best))
     return found
+
+
+def _sizes_text(launches: Mapping[int, int]) -> str:
+    """Say how many launches had how many requests: "12 of 1, 30 of 4"."""
+    return ", ".join(f"{count:,} of {size}" for size, count in sorted(launches.items()))
 
 
 def _against_text(found: AgainstAlone) -> str:

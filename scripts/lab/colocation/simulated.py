@@ -248,7 +248,7 @@ def simulated_places(
         place = CudaStreamsPlace(
             gpu,
             lambda path: SimulatedModel(gpu, path, secs),
-            open_for_tenants=lambda path: SimulatedGroup(gpu, path, secs, (1, together)),
+            open_for_several=lambda path: SimulatedGroup(gpu, path, secs, (1, together)),
         )
         vars(place)["kind"] = f"simulated: graphs of {segment_us:g} us"
         vars(place)["cut"] = tuple  # as many lanes of their own as there are

@@ -63,6 +63,8 @@ class LoadResult:
     faults: int = 0
     recovered_secs: float | None = None  # the longest time until all served again
     per_launch: Mapping[str, float | None] = field(default_factory=dict)  # requests, by group
+    # Launches by group, and by how many requests were in them.
+    launches: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     against_alone: tuple[AgainstAlone, ...] = ()  # of each member, where the plan's load says so
     changes: Changes | None = None  # of shares, where the plan's load has some
     outage: Outage | None = None  # of the member that the plan's load says

@@ -193,8 +193,8 @@ class Place(ABC):
     def _takes_no_groups(self, group: Group) -> HostError:
         return HostError(
             f"{', '.join(group.members)} run by {group.kernels}, whose kernels are for several "
-            f"tenants, and the place {self.kind} takes no groups; choose `place: in-process`, or "
-            "give each an artifact for one model"
+            f"requests at once, and the place {self.kind} takes no groups; choose `place: "
+            "in-process`, or give each an artifact for one model and one size"
         )
 
     def pause(self, seat: Seat) -> None:  # noqa: B027

@@ -21,7 +21,7 @@ from tunerd.artifacts import loading
 from tunerd.artifacts.segments import Cut
 from tunerd.artifacts.staging import PinnedPool, bytes_of
 from tunerd.colocation import artifacts
-from tunerd.colocation.groups import add_tenants, load_for_tenants
+from tunerd.colocation.groups import add_tenants, load_for_several
 from tunerd.colocation.places.base import (
     STREAM_DEPTH,
     Fault,
@@ -67,7 +67,7 @@ class CudaStreamsPlace(Place):
         gpu: GpuContext | None = None,
         open_model: Callable[[Path], CudaModel] = loading.load,
         make_contexts: Callable[[], Contexts] = GreenContexts,
-        open_for_tenants: Callable[[Path], CudaGroup] = load_for_tenants,
+        open_for_several: Callable[[Path], CudaGroup] = load_for_several,
     ) -> None:
         self._gpu = gpu or GpuContext()
         self._open_model = open_model
@@ -76,7 +76,7 @@ class CudaStreamsPlace(Place):
         self._parts: dict[str, tuple[Contexts, Part]] = {}
         self._tracks: dict[str, Track] = {}
         self._shared_streams: dict[tuple[str, str], int] = {}  # by the part, and for what
-        self._open_for_tenants = open_for_tenants
+        self._open_for_several = open_for_several
         self._models: dict[str, CudaModel] = {}
         self._groups: dict[str, tuple[CudaGroup, dict[str, str]]] = {}  # and their tenants
         self._seats: dict[Seat, CudaSeat] = {}
@@ -124,7 +124,7 @@ class CudaStreamsPlace(Place):
     def load_group(self, group: Group, members: Sequence[Member], lane: Lane) -> Loaded:
         before = self._gpu.free_bytes()
         if group.name not in self._groups:
-            self._groups[group.name] = self._open_for_tenants(group.kernels), {}
+            self._groups[group.name] = self._open_for_several(group.kernels), {}
         model, tenants = self._groups[group.name]
         tenants |= add_tenants(model, group, [m for m in members if m.name not in tenants])
         for member in members:

@@ -18,7 +18,7 @@ from typing import ClassVar
 from tunerd.artifacts import loading
 from tunerd.artifacts.segments import Cut, Instrumented, SegmentedModel
 from tunerd.colocation import artifacts
-from tunerd.colocation.groups import ForTenants, add_tenants, load_for_tenants
+from tunerd.colocation.groups import ForSeveral, add_tenants, load_for_several
 from tunerd.colocation.places import cpu_cut
 from tunerd.colocation.places.base import Fault, Loaded, Place, Told
 from tunerd.colocation.places.seat_thread import SeatThread
@@ -63,7 +63,7 @@ class _GroupSeat:
         group: Group,
         members: Sequence[Member],
         lane: Lane,
-        open_model: Callable[[Path], ForTenants],
+        open_model: Callable[[Path], ForSeveral],
     ) -> None:
         self.group, self.members, self.lane = group, members, lane
         self.tenants: dict[str, str] = {}  # by member, as the model calls them
@@ -72,7 +72,7 @@ class _GroupSeat:
         self.thread = SeatThread(f"{group.name}@{lane.name}")
         self._model = self.thread.loaded(self._loaded)
 
-    def _loaded(self) -> ForTenants:
+    def _loaded(self) -> ForSeveral:
         os.sched_setaffinity(0, self.lane.cores)
         model = self._open_model(self.group.kernels)
         self.tenants = add_tenants(model, self.group, self.members)
@@ -83,7 +83,7 @@ class _GroupSeat:
             self.launch_secs[count] = min(self._tried(model, requests) for _ in range(_TRIES))
         return model
 
-    def _tried(self, model: ForTenants, requests: Sequence[tuple[str, Arrays]]) -> float:
+    def _tried(self, model: ForSeveral, requests: Sequence[tuple[str, Arrays]]) -> float:
         since = time.monotonic()
         model.run(requests)
         return time.monotonic() - since
@@ -98,9 +98,9 @@ class InProcessPlace(Place):
     def __init__(
         self,
         open_model: Callable[[Path], Instrumented] = loading.load,
-        open_for_tenants: Callable[[Path], ForTenants] = load_for_tenants,
+        open_for_several: Callable[[Path], ForSeveral] = load_for_several,
     ) -> None:
-        self._open_model, self._open_for_tenants = open_model, open_for_tenants
+        self._open_model, self._open_for_several = open_model, open_for_several
         self._seats: dict[Seat, _Seat | _GroupSeat] = {}
 
     def cut(self, lanes: Sequence[Lane]) -> tuple[Lane, ...]:
@@ -122,7 +122,7 @@ class InProcessPlace(Place):
         return seats * needed.alone_bytes
 
     def load_group(self, group: Group, members: Sequence[Member], lane: Lane) -> Loaded:
-        made = _GroupSeat(group, members, lane, self._open_for_tenants)
+        made = _GroupSeat(group, members, lane, self._open_for_several)
         self._seats[Seat(group.name, lane.name)] = made
         least = min(made.launch_secs)
         return Loaded((made.launch_secs[least],), self._proof(lane), made.launch_secs)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tunerd.artifacts.segments import Cut
-from tunerd.colocation.groups import ForTenants
+from tunerd.colocation.groups import ForSeveral
 from tunerd.vocabulary import Arrays
 
 
@@ -68,7 +68,7 @@ class CudaModel(Protocol):
     def staged_segments(self, stream: int, limits: Cut) -> InPieces: ...
 
 
-class CudaGroup(ForTenants, Protocol):
+class CudaGroup(ForSeveral, Protocol):
     """What a group is loaded as: a SuperModel for a GPU."""
 
     def staged_lanes(self, stream: int, count: int = 1) -> Mapping[int, Sequence[Staged]]: ...

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tunerd.artifacts.batches import batch_sizes
 from tunerd.artifacts.manifest import (
     LIBRARY,
     WEIGHTS,
@@ -94,8 +95,10 @@ def architecture_of(folder: Path) -> str:
 
 
 def _of_one_request(folder: Path) -> tuple[Manifest, ...]:
-    """Return the variants of an artifact, of one for several tenants those for the fewest."""
+    """Return the variants of an artifact, of one for several requests those for the fewest."""
     variants = read_all_variants(folder)
+    if sizes := batch_sizes(variants):
+        return tuple(v for v in variants if min(v["sizes"].values()) == sizes[0])
     if "tenants" not in variants[0]:
         return read_variants(folder)
     fewest = min(int(variant["tenants"]) for variant in variants)

@@ -1,8 +1,8 @@
-"""What a launch of several tenants takes in one slice, measured by the engine under load.
+"""What a launch of several requests takes in one slice, measured by the engine under load.
 
-As many members as the launch has lanes, each with two requests always under way: while one launch
-runs the next is full, so that a launch takes its lanes over the answers per second. That is the
-engine's work between launches, too.
+As many members as the launch has lanes, each with two requests always under way, or one member with
+as many where the launch is a batch: while one launch runs the next is full, so that a launch takes
+its requests over the answers per second. That is the engine's work between launches, too.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from tunerd.artifacts.batches import batch_sizes
 from tunerd.artifacts.manifest import LoadError, read_all_variants
 from tunerd.colocation.bench import bench
 from tunerd.colocation.load.generator import DONE
@@ -24,14 +26,26 @@ from tunerd.system.jsonl import Journal
 
 LAUNCHES = "launches.jsonl"
 SOURCE = "the engine, saturated"
-_CLIENTS = 2  # of each member
+_CLIENTS = 2  # for each request of a launch
 _TAIL = 95
 
 
-def lanes_of(artifacts: Sequence[Path]) -> tuple[Path, tuple[int, ...]] | None:
-    """Return the artifact that has kernels for several tenants, and for how many; None without.
+class Launchable(NamedTuple):
+    """An artifact whose launches take several requests, and how many there may be.
 
-    The others may be the weights of tenants alone.
+    is_batch: they are of one model; else of as many tenants.
+    """
+
+    kernels: Path
+    counts: tuple[int, ...]
+    is_batch: bool = False
+
+
+def lanes_of(artifacts: Sequence[Path]) -> Launchable | None:
+    """Return the artifact that has kernels for several tenants, or the only one if it has batches.
+
+    None without, and where no batch is of 1. Those beside that of tenants may be the weights of
+    tenants alone.
     """
     for path in artifacts:
         try:
@@ -39,7 +53,9 @@ def lanes_of(artifacts: Sequence[Path]) -> tuple[Path, tuple[int, ...]] | None:
         except LoadError:  # it has no kernels, or is none, which loading it says
             continue
         if "tenants" in variants[0]:
-            return path, tuple(sorted({int(variant["tenants"]) for variant in variants}))
+            return Launchable(path, tuple(sorted({int(v["tenants"]) for v in variants})))
+        if len(artifacts) == 1 and 1 in (sizes := batch_sizes(variants)):
+            return Launchable(path, sizes, is_batch=True)
     return None
 
 
@@ -48,18 +64,19 @@ def measure(
     artifacts: Sequence[Path],
     share: int,
     *,
+    count: int,
     like: Plan,
     rounds: int,
     round_secs: float,
     say: Callable[[str], None],
 ) -> Point:
-    """Run members in launches of all of them; raises as Engine.start does.
+    """Run members in launches of `count` requests; raises as Engine.start does.
 
     Args:
-        artifacts: of one architecture, one for each lane.
+        artifacts: of one architecture, one for each lane; or one that has batches.
         like: a plan whose place and device are taken.
     """
-    count = len(artifacts)
+    clients = _CLIENTS * count // len(artifacts)
     members = tuple(Member(name=f"lane-{n}", artifact=path) for n, path in enumerate(artifacts))
     policy = {"kind": "space-time", "slices": [share], "together": count}
     plan = like.model_copy(
@@ -67,7 +84,7 @@ def measure(
             "members": members,
             "order": (),
             "policy": PolicyChoice.model_validate(policy),
-            "load": LoadChoice(kind="closed", duration=round_secs, clients=_CLIENTS, rounds=rounds),
+            "load": LoadChoice(kind="closed", duration=round_secs, clients=clients, rounds=rounds),
         }
     )
     (ran,) = bench(plan, (), say).rounds

@@ -47,6 +47,7 @@ class Subject:
     features: Mapping[str, float] = field(default_factory=dict)
     artifact: Path = Path()
     kernels: Path = Path()  # the artifact by which it runs, where its own is weights alone
+    has_batches: bool = False  # a launch may take several of its requests
     shared_bytes: int = 0  # of memory, once
     each_bytes: int = 0  # of each seat
 
@@ -61,7 +62,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Placement:
-    """Who runs where. together: of space-time, tenants in a launch at most, in each of the lanes,
+    """Who runs where. together: of space-time, requests in a launch at most, in each of the lanes,
     all of which serve everyone."""
 
     kind: Kind
@@ -74,7 +75,7 @@ class Placement:
         if self.kind == "space-time":
             share, count = self.lanes[0].share, len(self.lanes)
             slices = f"{count} slices of {share}%" if count > 1 else f"one slice of {share}%"
-            return f"{slices}, up to {self.together} tenants in a launch"
+            return f"{slices}, up to {self.together} requests in a launch"
         return "; ".join(f"{lane.share}%: {', '.join(lane.members)}" for lane in self.lanes)
 
 
@@ -211,11 +212,12 @@ class World:
         slowdowns, secs_of, points = [], [], []
         for members in groups.values():
             slowdown, _ = self._beside(members[0].name, share, placement.lanes[1:])
+            has_batches = members[0].has_batches
+            most = placement.together if has_batches else min(placement.together, len(members))
             sizes = [
                 point
                 for count in self.curves.together(members[0].of, share)
-                if count <= max(1, min(placement.together, len(members)))
-                and (point := self.curves.at(members[0].of, share, count))
+                if count <= max(1, most) and (point := self.curves.at(members[0].of, share, count))
             ]
             if not sizes:
                 raise KeyError(f"{members[0].of} has no point at {share}%")
@@ -233,7 +235,8 @@ class World:
             for subject in members:
                 tail_secs = latency(subject.part) + secs[-1] * max(0.0, spread - 1)
                 each = secs[-1] / len(secs)
-                seats = slices * placement.together
+                # What each seat of batches needs has all of them in it.
+                seats = slices * (1 if subject.has_batches else placement.together)
                 expected.append(
                     self._expected(
                         subject,
