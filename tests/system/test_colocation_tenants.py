@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -12,10 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
+from tests.lib.colocation_plans import CORES, artifact, colocate, inputs
 from tests.lib.fake_gpu import FakeContexts, FakeCudaGroup, FakeGpu
 from tests.lib.super_models import CONVNET, artifact_of, super_artifact, tenant
 from tests.lib.waiting import until
+from tunerd import api
 from tunerd.artifacts.loading import LoadedModel, load
 from tunerd.colocation import Engine, MemberError
 from tunerd.colocation.bench import bench
@@ -23,7 +27,7 @@ from tunerd.colocation.groups import ForTenants, groups_of, load_for_tenants
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.in_process import InProcessPlace
 from tunerd.colocation.plan import Plan, PolicyChoice
-from tunerd.errors import HostError
+from tunerd.errors import ExitCode, HostError
 from tunerd.report.colocation import bench_page
 from tunerd.system.arrays import random_inputs
 from tunerd.vocabulary import Arrays
@@ -174,6 +178,66 @@ def test_a_bench_says_how_many_requests_a_launch_has(tenants: Tenants) -> None:
     assert per_launch is not None
     assert 1 <= per_launch <= 4  # real kernels: as it pays on this host
     assert "requests per launch of a+3" in bench_page(found)
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="two slices take two cores")
+def test_a_group_is_planned_in_a_slice_beside_another_models_lane_and_served(
+    tenants: Tenants, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "200")
+    # One request in a launch is told to be so slow that four have to go together, and the whole
+    # device to be no faster than half of it.
+    secs = {("net", 1): 0.012, ("net", 2): 0.013, ("net", 4): 0.014, ("long", 1): 0.1}
+    points = [
+        {"of": of, "share": share, "together": together, "secs": [each]}
+        for (of, together), each in secs.items()
+        for share in (50, 100)
+    ]
+    (tmp_path / "points.json").write_text(json.dumps(points))
+    artifacts = [tenants.artifact, *(tenants.alone[name] for name in NAMES[1:])]
+    net = {"name": "net", "artifacts": [str(path) for path in artifacts], "rate": 40}
+    other = {"name": "long", "artifact": str(artifact(tmp_path, 0)), "rate": 3}
+    mix = tmp_path / "mix.yaml"
+    mix.write_text(
+        yaml.safe_dump({
+            "members": [net | {"slo_ms": 4000}, other | {"slo_ms": 4000}],
+            "search": {"shares": [50], "together": [1, 2, 4]},
+            "curves": ["points.json"],
+            "load": {"duration": "500ms"},
+        })
+    )  # fmt: skip
+    out = tmp_path / "out"
+    assert colocate("plan", mix, "--out", out, "--dry-run") in (0, ExitCode.CANNOT_TELL)
+    page = " ".join(capsys.readouterr().out.split())
+    assert "50%: long; 50%: net-0, net-1, net-2, net-3 (up to 4 in a launch)" in page
+    assert "Launches: 4 models of one architecture in the slice of 50%, up to 4 in a launch" in page
+    assert "beside 1 lane of others" in page
+
+    found = api.colocate_plan(mix, out=out)
+    assert found.plan is not None
+    assert found.proof is not None
+    assert all(each.answered for each in found.proof.members)
+    assert found.answer.chosen is not None
+    assert {each.slowdown.how for each in found.answer.chosen.expected} == {"measured"}
+    assert {p.of.together for p in found.pairs.measured} == {1, 4}
+    plan = Plan.read(out / "plan.yaml")
+    assert plan.policy.parameters["slices"] == "lanes"
+    names = [member.name for member in plan.members if member.name != "long"]
+    with Engine(plan) as engine:
+        given = random_inputs(engine.inputs_of("net-0"), 3)
+
+        def has_launched_several_together() -> bool:
+            futures = [(name, engine.submit(name, given)) for _ in range(8) for name in names]
+            long = engine.submit("long", inputs())
+            for name, future in futures:
+                own = NAMES[names.index(name)]
+                assert tenants.is_right(own, given, future.result(WAIT_SECS))
+            assert long.result(WAIT_SECS)
+            (launches,) = engine.stats().groups.values()
+            return launches.launches < launches.requests
+
+        until(has_launched_several_together)
 
 
 def test_runners_take_no_groups_and_say_so(tenants: Tenants) -> None:

@@ -10,15 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.lib.planning_world import SHARES, best_score, pair, point, side, world_of
+from tests.lib.planning_world import DEVICE, SHARES, best_score, pair, point, side, world_of
 from tunerd.colocation.planning import queueing
 from tunerd.colocation.planning.answer import Answer, answer, plan_of
 from tunerd.colocation.planning.curves import Curves
 from tunerd.colocation.planning.mix import Mix
-from tunerd.colocation.planning.pairs import Pairs
+from tunerd.colocation.planning.neighbours import neighbours
+from tunerd.colocation.planning.pairs import Pair, Pairs, Side
 from tunerd.colocation.planning.placement import Lane, Placement, Subject, World
 from tunerd.colocation.planning.queueing import Stream, launches, wait_of
 from tunerd.colocation.planning.search import greedy, lanes_of, search
+from tunerd.colocation.planning.slices import launches_beside_lanes
+from tunerd.colocation.policies import policy_of
+from tunerd.vocabulary.verdict import Interval
 
 # --- waiting times -----------------------------------------------------------------------------
 
@@ -300,6 +304,75 @@ def test_tenants_in_one_launch_are_chosen_where_they_serve_more() -> None:
         "kind": "space-time", "slices": slices, "together": 8, "window_ms": 1.0,
     }  # fmt: skip
     assert asked(world, together=(1,)).said == "unfit"
+
+
+def with_a_group(of_launches: float, *, pairs: Pairs | None = None) -> World:
+    """Four tenants that are busy, and a long model that is to have a share of its own."""
+    subjects = [Subject(f"m-{i}", "m", 40, 0.06) for i in range(4)] + [Subject("b", "b", 4, 0.5)]
+    points = [point("m", s, 0.006 * 50 / s) for s in SHARES]
+    points += [point("m", s, of_launches * 50 / s, together=4) for s in SHARES]
+    points += [point("b", s, 0.1 * 50 / s) for s in SHARES]
+    return World(subjects, Curves(points), pairs or Pairs([], DEVICE), busy=0.8)
+
+
+def test_a_group_has_launches_in_a_slice_beside_another_models_lane() -> None:
+    world = with_a_group(0.008)
+    found = asked(world)
+    assert found.said == "plan"
+    assert found.chosen is not None
+    names = tuple(f"m-{i}" for i in range(4))
+    placement = found.chosen.placement
+    assert placement.kind == "space"
+    assert {lane.members: lane.together for lane in placement.lanes} == {names: 4, ("b",): 1}
+    assert "m-0, m-1, m-2, m-3 (up to 4 in a launch)" in placement.text()
+    entries = [
+        {"name": "m", "artifacts": [f"a{i}" for i in range(4)], "rate": 40, "slo_ms": 60},
+        {"name": "b", "artifact": "b", "rate": 4, "slo_ms": 500},
+    ]
+    plan = plan_of(found, Mix.model_validate({"members": entries}), [*world.subjects.values()])
+    assert plan.policy.model_dump() == {
+        "kind": "space-time", "slices": "lanes", "together": 4, "window_ms": 1.0,
+    }  # fmt: skip
+    (lane,) = {m.lane for m in plan.members if m.name != "b"}
+    policy = policy_of(plan.policy.kind, plan.policy.parameters)
+    laid = {each.name: each.home for each in policy.lay_out(plan.members)}
+    assert laid == {lane: names, "b": ("b",)}
+
+
+def test_launches_in_a_slice_need_a_group_something_beside_it_and_a_point() -> None:
+    world = with_a_group(0.008)
+    sizes = (1, 4)
+    assert launches_beside_lanes(world, shares=SHARES, together=sizes) is not None
+    assert launches_beside_lanes(world, shares=SHARES, together=(1, 2)) is None
+    alone = [s for s in world.subjects.values() if s.of == "m"]
+    without = World(alone, world.curves, world.pairs, busy=0.8)
+    assert launches_beside_lanes(without, shares=SHARES, together=sizes) is None
+    several = [point for point in world.curves if point.together == 1]
+    unmeasured = World([*world.subjects.values()], Curves(several), world.pairs, busy=0.8)
+    assert launches_beside_lanes(unmeasured, shares=SHARES, together=sizes) is None
+
+
+def test_a_launch_slows_its_neighbour_by_what_was_measured_of_launches() -> None:
+    def side(of: str, together: int = 1) -> Side:
+        return Side(of, of, 50, {}, together)
+
+    known = [
+        Pair(side("b"), side("m", 4), DEVICE, Interval(1.5, 1.5, 1.5), "a law"),
+        Pair(side("m", 4), side("b"), DEVICE, Interval(1.2, 1.2, 1.2), "a law"),
+        Pair(side("b"), side("m"), DEVICE, Interval(9.0, 9.0, 9.0), "a law"),
+    ]
+    world = with_a_group(0.008, pairs=Pairs(known, DEVICE))
+    group = Lane(50, tuple(f"m-{i}" for i in range(4)), 4)
+    placement = Placement("space", (Lane(50, ("b",)), group))
+    *tenants, long = world.forecast(placement).expected
+    assert long.slowdown.how == "measured"
+    assert long.slowdown.interval.value == pytest.approx(1 + 0.5 * 160 * 0.008 / 4)
+    assert tenants[0].slowdown.interval.value == pytest.approx(1 + 0.2 * 4 * 0.1)
+    ((one, two),) = neighbours(placement, world)
+    assert (one[0].key, two[0].key) == (("b", 50, 1), ("m", 50, 4))
+    assert [subject.name for subject in two[1]] == [*group.members]
+    slices = Placement("space-time", (group, group))
+    assert {a[0].key for pair in neighbours(slices, world) for a in pair} >= {("m", 50, 4)}
 
 
 def test_members_of_one_lane_are_so_in_the_plan() -> None:

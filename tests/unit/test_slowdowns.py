@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from dataclasses import replace
+import re
+from dataclasses import astuple, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -173,6 +174,41 @@ def test_pairs_are_kept_as_lines_and_half_a_line_is_none(tmp_path: Path) -> None
         read_pairs(path)
 
 
+def test_a_side_is_a_launch_of_one_where_a_file_does_not_say(tmp_path: Path) -> None:
+    of, beside = side("a", 50, 1e7, 1e9), replace(side("b", 50, 1e7, 1e9), together=4)
+    pair = Pair(of, beside, DEVICE, Interval(1.2, 1.1, 1.3), "told")
+    append(tmp_path / "new.jsonl", [pair])
+    assert read_pairs(tmp_path / "new.jsonl") == [pair]
+    text = (tmp_path / "new.jsonl").read_text()
+    assert text.count("together") == 2
+    (tmp_path / "old.jsonl").write_text(re.sub(', "together": [0-9]+', "", text))
+    (old,) = read_pairs(tmp_path / "old.jsonl")
+    assert (old.of.together, old.beside.together) == (1, 1)
+    assert old.beside.key != beside.key
+
+
+def test_launches_are_not_estimated_from_pairs_of_single_models(model: SlowdownModel) -> None:
+    of, beside = (model.calibration.checked[0].pair.of, model.calibration.checked[0].pair.beside)
+    assert isinstance(model.estimate(of, beside), Interval)
+    said = model.estimate(of, replace(beside, together=4))
+    assert said == "how many run in its neighbour's launch lies outside of what was measured"
+    # The same models, those beside others as one and as four, which costs twice as much.
+    pairs = [each.pair for each in model.calibration.checked]
+    launched = [
+        replace(
+            pair,
+            beside=replace(pair.beside, together=4),
+            slowdown=Interval(*(2 * x for x in astuple(pair.slowdown))),
+        )
+        for pair in pairs
+    ]
+    taught = SlowdownModel([*pairs, *launched])
+    one, four = taught.estimate(of, beside), taught.estimate(of, replace(beside, together=4))
+    assert isinstance(one, Interval)
+    assert isinstance(four, Interval)
+    assert four.value / one.value == pytest.approx(2, rel=0.2)
+
+
 def test_the_calibration_is_drawn_with_a_dot_for_each_pair(model: SlowdownModel) -> None:
     drawn = calibration_plot(model.calibration)
     assert drawn.count("<circle") == len(model.calibration.checked)
@@ -199,7 +235,9 @@ def test_a_pair_that_answers_too_little_is_measured_in_longer_rounds(
 
     def measured() -> tuple[Pair, Pair]:
         (a, b), say = members, said.append
-        return pairs.measure((one, a), (two, b), like=like, device=DEVICE, say=say, round_secs=0.5)
+        return pairs.measure(
+            (one, [a]), (two, [b]), like=like, device=DEVICE, say=say, round_secs=0.5
+        )
 
     if answers <= 3:
         first, second = measured()

@@ -181,7 +181,20 @@ class _Work:
         self, subjects: Sequence[Subject], table: Pairs, costs: Mapping[str, EngineCost]
     ) -> tuple[Answer, Plan | None]:
         mix = self._mix
-        world = World(
+        self._say("searching placements")
+        found = answer(
+            self._world(subjects, table, costs),
+            shares=self._shares,
+            together=mix.search.together,
+            to_measure=self._lacking.lines,
+        )
+        return found, plan_of(found, mix, subjects) if found.is_fit else None
+
+    def _world(
+        self, subjects: Sequence[Subject], table: Pairs, costs: Mapping[str, EngineCost]
+    ) -> World:
+        mix = self._mix
+        return World(
             subjects,
             self.curves,
             table,
@@ -189,14 +202,6 @@ class _Work:
             memory_bytes=memory_of(mix),
             costs=costs,
         )
-        self._say("searching placements")
-        found = answer(
-            world,
-            shares=self._shares,
-            together=mix.search.together,
-            to_measure=self._lacking.lines,
-        )
-        return found, plan_of(found, mix, subjects) if found.is_fit else None
 
     # --- curves --------------------------------------------------------------------------------
 
@@ -421,18 +426,19 @@ class _Work:
         """Measure the pairs of a plan's lanes that nobody has; say whether there were any."""
         assert found.chosen is not None
         is_new = False
-        for (a, of), (b, beside) in neighbours(found.chosen.placement, subjects):
+        world = self._world(subjects, table, {})
+        for (a, of), (b, beside) in neighbours(found.chosen.placement, world):
             if table.slowdown(a, b).how == table.slowdown(b, a).how == "measured":
                 continue
             measured = pairs.measure(
-                (a, Member(name=of.name, artifact=of.kernels)),
-                (b, Member(name=beside.name, artifact=beside.kernels)),
+                (a, _of_launch(of)),
+                (b, _of_launch(beside)),
                 like=plan,
                 device=table.device,
                 say=self._say,
             )
             pairs.append(self._folder / PAIRS, measured)
-            keep_pairs([of.kernels, beside.kernels], measured, self._on)
+            keep_pairs([of[0].kernels, beside[0].kernels], measured, self._on)
             self._team.keep_pairs(measured)
             table.add(measured)
             is_new = True
@@ -444,6 +450,16 @@ def _address(store: str | StoreAddress) -> StoreAddress:
         return StoreAddress.parse(store) if isinstance(store, str) else store
     except ValueError as error:
         raise InputError(f"--store cannot be used: {error}") from None
+
+
+def _of_launch(subjects: Sequence[Subject]) -> list[Member]:
+    """Return members for those of a launch: the first has the kernels, the others their weights."""
+    kernels = subjects[0].kernels
+    others = [subject for subject in subjects if subject.artifact != kernels]
+    return [
+        Member(name="kernels", artifact=kernels),
+        *(Member(name=subject.name, artifact=subject.artifact) for subject in others),
+    ]
 
 
 def _like(mix: Mix, artifact: Path) -> Plan:

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from tunerd.colocation.planning import features
 from tunerd.colocation.planning.pairs import Side
-from tunerd.colocation.planning.placement import Placement, Subject
+from tunerd.colocation.planning.placement import Placement, Subject, World
+
+Runs = tuple[Side, tuple[Subject, ...]]  # one member, or those that share a launch
 
 
-def neighbours(
-    placement: Placement, subjects: Sequence[Subject]
-) -> Iterator[tuple[tuple[Side, Subject], tuple[Side, Subject]]]:
+def neighbours(placement: Placement, world: World) -> Iterator[tuple[Runs, Runs]]:
     """Yield who runs beside whom at which shares; of slices that serve everyone one of an entry."""
-    by_name = {subject.name: subject for subject in subjects}
     if placement.kind == "space-time":
-        share = placement.lanes[0].share
-        firsts = list({subject.of: subject for subject in reversed(subjects)}.values())
-        chosen = itertools.combinations_with_replacement(firsts, 2)
-        for one, two in chosen if len(placement.lanes) > 1 else ():
-            yield (_side(one, share), one), (_side(two, share), two)
+        sides = world.sides_in(placement.lanes[0])
+        chosen = itertools.combinations_with_replacement(sides, 2)
+        yield from chosen if len(placement.lanes) > 1 else ()
         return
     for first, second in itertools.combinations(placement.lanes, 2):
-        for names in itertools.product(first.members, second.members):
-            one, two = (by_name[name] for name in names)
-            yield (_side(one, first.share), one), (_side(two, second.share), two)
-
-
-def _side(subject: Subject, share: int) -> Side:
-    of = features.at_share(subject.features, share)
-    return Side(subject.name, subject.architecture or subject.of, share, of)
+        yield from itertools.product(world.sides_in(first), world.sides_in(second))

@@ -2,17 +2,18 @@
 
 A pair is measured by `colocation.bench`: both at their shares, each with its next request sent when
 the last is answered, together and alone in turns; the slowdown is the median beside over that
-alone. Pairs are kept as lines of JSON with the features of both, so that they outlast the artifacts
-and teach the estimate.
+alone. A side may be a launch of several models of one architecture, which run in its lane. Pairs
+are kept as lines of JSON with the features of both, so that they outlast the artifacts and teach
+the estimate.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tunerd.colocation.planning.estimates import SlowdownModel
 
 How = Literal["measured", "estimated", "assumed", "alone"]
+Key = tuple[str, int, int]  # architecture, share, how many in a launch
 PAIRS = "pairs.jsonl"
 ROUNDS, ROUND_SECS = 3, 1.0  # of a measured pair: together, and each alone
 _LONGER = (1, 4, 16)  # times as long, until each has answered enough
@@ -34,16 +36,26 @@ _LONGER = (1, 4, 16)  # times as long, until each has answered enough
 
 @dataclass(frozen=True)
 class Side:
-    """A model at a share. architecture: what models with the same kernels have in common."""
+    """A model at a share, or several of its architecture in one launch there.
+
+    architecture: what models with the same kernels have in common. features: of one request.
+    together: how many run in a launch.
+    """
 
     name: str
     architecture: str
     share: int  # percent
     features: Mapping[str, float]
+    together: int = 1
 
     @property
-    def key(self) -> tuple[str, int]:
-        return self.architecture, self.share
+    def key(self) -> Key:
+        return self.architecture, self.share, self.together
+
+    @property
+    def text(self) -> str:
+        launch = f", {self.together} in a launch," if self.together > 1 else ""
+        return f"{self.name} at {self.share}%{launch}"
 
 
 @dataclass(frozen=True)
@@ -86,7 +98,7 @@ class Pairs:
         self.model = model
         self.measured = [pair for pair in pairs if pair.device == device]
         self._by_key = {(p.of.key, p.beside.key): p for p in self.measured}
-        self._said: dict[tuple[tuple[str, int], tuple[str, int]], Slowdown] = {}
+        self._said: dict[tuple[Key, Key], Slowdown] = {}
 
     def add(self, pairs: Iterable[Pair]) -> None:
         for pair in pairs:
@@ -116,8 +128,8 @@ class Pairs:
 
 
 def measure(
-    one: tuple[Side, Member],
-    two: tuple[Side, Member],
+    one: tuple[Side, Sequence[Member]],
+    two: tuple[Side, Sequence[Member]],
     *,
     like: Plan,
     device: str,
@@ -125,19 +137,22 @@ def measure(
     rounds: int = ROUNDS,
     round_secs: float = ROUND_SECS,
 ) -> tuple[Pair, Pair]:
-    """Run two members beside each other; return what each loses.
+    """Run two sides beside each other; return what each loses.
 
-    Rounds are made longer where a member answers too little in them for a median. Raises InputError
+    Rounds are made longer where a side answers too little in them for a median. Raises InputError
     where that does not help, and as Engine.start does.
 
-    like: a plan whose place and device are taken.
+    Args:
+        one, two: a side, and its members: as many as run in its launch.
+        like: a plan whose place and device are taken.
     """
     sides = one[0], two[0]
-    members = tuple(
-        Member(name=name, artifact=member.artifact, share=side.share)
-        for name, (side, member) in zip(("one", "two"), (one, two), strict=True)
-    )
-    names = f"{sides[0].name} at {sides[0].share}% beside {sides[1].name} at {sides[1].share}%"
+    together = max(side.together for side in sides)
+    members = (*_in_lane("one", *one, together), *_in_lane("two", *two, together))
+    policy: dict[str, Any] = {"kind": "space"}
+    if together > 1:
+        policy = {"kind": "space-time", "slices": "lanes", "together": together}
+    names = f"{sides[0].text} beside {sides[1].text}"
     for longer in _LONGER:
         secs = longer * round_secs
         load = LoadChoice(kind="closed", duration=secs, alone=("one", "two"), rounds=rounds)
@@ -145,7 +160,7 @@ def measure(
             update={
                 "members": members,
                 "order": (),
-                "policy": PolicyChoice(kind="space"),
+                "policy": PolicyChoice.model_validate(policy),
                 "load": load,
             }
         )
@@ -160,6 +175,25 @@ def measure(
         f"{slow.name} answered too little in {secs:g} s to tell its median ({names}); say "
         "`pairs: estimate` or `none` under `search`"
     )
+
+
+def _in_lane(lane: str, side: Side, members: Sequence[Member], together: int) -> Iterator[Member]:
+    """Yield the members of a side in a lane of its share, always busy.
+
+    Of a launch each has two requests under way: while one launch runs the next is full.
+    """
+    if side.together == 1:
+        yield Member(name=lane, artifact=members[0].artifact, share=side.share)
+        return
+    clients = 2 if side.together == together else 1
+    for nth, member in enumerate(members[: side.together]):
+        yield Member(
+            name=f"{lane}-{nth}",
+            artifact=member.artifact,
+            share=side.share,
+            lane=lane,
+            clients=clients,
+        )
 
 
 def append(path: Path, pairs: Iterable[Pair]) -> None:

@@ -53,20 +53,27 @@ class Subject:
 
 @dataclass(frozen=True)
 class Lane:
-    """A part of the device, and who takes turns in it."""
+    """A part of the device, and who takes turns in it.
+
+    together: how many members of one entry a launch has at most.
+    """
 
     share: int  # percent
     members: tuple[str, ...]
+    together: int = 1
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Who runs where. together: of space-time, tenants in a launch at most, in each of the lanes,
-    all of which serve everyone."""
+    """Who runs where. Each lane of space-time serves everyone, and those of space their members."""
 
     kind: Kind
     lanes: tuple[Lane, ...]
-    together: int = 1
+
+    @property
+    def together(self) -> int:
+        """Return how many tenants a launch has at most."""
+        return max(lane.together for lane in self.lanes)
 
     def text(self) -> str:
         if self.kind == "time":
@@ -75,7 +82,11 @@ class Placement:
             share, count = self.lanes[0].share, len(self.lanes)
             slices = f"{count} slices of {share}%" if count > 1 else f"one slice of {share}%"
             return f"{slices}, up to {self.together} tenants in a launch"
-        return "; ".join(f"{lane.share}%: {', '.join(lane.members)}" for lane in self.lanes)
+        return "; ".join(
+            f"{lane.share}%: {', '.join(lane.members)}"
+            + (f" (up to {lane.together} in a launch)" if lane.together > 1 else "")
+            for lane in self.lanes
+        )
 
 
 @dataclass(frozen=True)
@@ -149,22 +160,60 @@ class World:
     def point(self, name: str, share: int, together: int = 1) -> Point | None:
         return self.curves.at(self.subjects[name].of, share, together)
 
-    def _lane_score(self, members: frozenset[str], share: int) -> float:
+    def sides_in(self, lane: Lane) -> list[tuple[Side, tuple[Subject, ...]]]:
+        """Return what runs in a lane, beside others': each member, or of an entry a launch."""
+        if lane.together == 1:
+            return [
+                (self._side(name, lane.share, 1), (self.subjects[name],)) for name in lane.members
+            ]
+        found = []
+        for members in self._entries(lane.members):
+            sizes = self._sizes(members, lane)
+            count = sizes[-1].together if sizes else 1
+            found.append((self._side(members[0].name, lane.share, count), members))
+        return found
+
+    def _entries(self, names: Sequence[str]) -> list[tuple[Subject, ...]]:
+        """Return the members of each entry among these, in the order of the mix."""
+        entries: dict[str, list[Subject]] = {}
+        for subject in self.subjects.values():
+            if subject.name in names:
+                entries.setdefault(subject.of, []).append(subject)
+        return [tuple(members) for members in entries.values()]
+
+    def _sizes(self, members: Sequence[Subject], lane: Lane) -> list[Point]:
+        """Return the launches of an entry's members that a lane may have, the smallest first."""
+        of, most = members[0].of, max(1, min(lane.together, len(members)))
+        return [
+            point
+            for count in self.curves.together(of, lane.share)
+            if count <= most and (point := self.curves.at(of, lane.share, count))
+        ]
+
+    def _lane_score(self, members: frozenset[str], share: int, together: int = 1) -> float:
         """Return the worst score in a lane without neighbours; infinite where it cannot be."""
+        lane = Lane(share, tuple(sorted(members)), together)
+        if together > 1:
+            if not all(self._sizes(each, lane) for each in self._entries(lane.members)):
+                return math.inf
+            return max(each.score for each in self._launched(lane, ()))
         if any(self.point(name, share) is None for name in members):
             return math.inf
-        expected = self._in_lane(Lane(share, tuple(sorted(members))), ())
+        expected = self._in_lane(lane, ())
         return max(each.score for each in expected)
 
     def forecast(self, placement: Placement) -> Forecast:
         """Judge a placement; KeyError where a lane has a share without a point."""
+        lanes = placement.lanes
         if placement.kind == "space-time":
-            expected = self._launched(placement)
+            expected = self._launched(lanes[0], lanes[1:], slices=len(lanes))
         else:
             expected = [
                 each
-                for lane in placement.lanes
-                for each in self._in_lane(lane, [x for x in placement.lanes if x is not lane])
+                for lane in lanes
+                for each in (self._launched if lane.together > 1 else self._in_lane)(
+                    lane, [x for x in lanes if x is not lane]
+                )
             ]
         problems = [each.problem for each in expected if each.problem]
         needed = sum(each.memory_bytes for each in expected)
@@ -186,7 +235,8 @@ class World:
             subject, point = self.subjects[name], self.point(name, lane.share)
             if point is None:
                 raise KeyError(f"{name} has no point at {lane.share}%")
-            found.append((subject, point, *self._beside(name, lane.share, others)))
+            side = self._side(name, lane.share, 1)
+            found.append((subject, point, *self._beside(side, others)))
         streams = [
             queueing.Stream(subject.rate, point.secs.value * slowdown.interval.value)
             for subject, point, slowdown, _ in found
@@ -202,38 +252,33 @@ class World:
             for (subject, point, slowdown, tail), stream in zip(found, streams, strict=True)
         ]  # fmt: skip
 
-    def _launched(self, placement: Placement) -> list[Expected]:
-        """Return what members get of slices in which their architecture's launches are served."""
-        groups: dict[str, list[Subject]] = {}
-        for subject in self.subjects.values():
-            groups.setdefault(subject.of, []).append(subject)
-        share, slices = placement.lanes[0].share, len(placement.lanes)
+    def _launched(self, lane: Lane, others: Sequence[Lane], slices: int = 1) -> list[Expected]:
+        """Return what members get of slices like a lane, with their architectures' launches.
+
+        others: lanes beside one of the slices; of several slices the further ones.
+        """
+        entries = self._entries(lane.members)
         slowdowns, secs_of, points = [], [], []
-        for members in groups.values():
-            slowdown, _ = self._beside(members[0].name, share, placement.lanes[1:])
-            sizes = [
-                point
-                for count in self.curves.together(members[0].of, share)
-                if count <= max(1, min(placement.together, len(members)))
-                and (point := self.curves.at(members[0].of, share, count))
-            ]
+        for (side, _), members in zip(self.sides_in(lane), entries, strict=True):
+            slowdown, _ = self._beside(side, others, slices)
+            sizes = self._sizes(members, lane)
             if not sizes:
-                raise KeyError(f"{members[0].of} has no point at {share}%")
+                raise KeyError(f"{members[0].of} has no point at {lane.share}%")
             slowdowns.append(slowdown)
             points.append(sizes[-1])
             secs_of.append(_launch_secs(sizes, slowdown.interval.high))
-        rates = [math.fsum(m.rate for m in members) for members in groups.values()]
-        window = WINDOW_SECS if placement.together > 1 else 0.0
+        rates = [math.fsum(m.rate for m in members) for members in entries]
+        window = WINDOW_SECS if lane.together > 1 else 0.0
         ran = queueing.launches(rates, secs_of, slices=slices, window_secs=window)
         expected = []
         for members, slowdown, secs, point, latency in zip(
-            groups.values(), slowdowns, secs_of, points, ran.latency, strict=True
+            entries, slowdowns, secs_of, points, ran.latency, strict=True
         ):
             spread = point.tail_secs / point.secs.value
             for subject in members:
                 tail_secs = latency(subject.part) + secs[-1] * max(0.0, spread - 1)
                 each = secs[-1] / len(secs)
-                seats = slices * placement.together
+                seats = slices * lane.together
                 expected.append(
                     self._expected(
                         subject,
@@ -278,19 +323,18 @@ class World:
             max(late, lane_busy / self.busy), problem,
         )  # fmt: skip
 
-    def _beside(self, name: str, share: int, others: Sequence[Lane]) -> tuple[Slowdown, float]:
-        """Return a member's slowdown by all other lanes, and the factor on its tail."""
+    def _beside(self, of: Side, others: Sequence[Lane], slices: int = 1) -> tuple[Slowdown, float]:
+        """Return a side's slowdown by all other lanes, and the factor on its tail."""
         if not others:
             return NONE, 1.0
-        of, value, low, high, tail = self._side(name, share), 1.0, 1.0, 1.0, 1.0
+        value, low, high, tail = 1.0, 1.0, 1.0, 1.0
         hows: set[How] = set()
         notes: dict[str, None] = {}
         for lane in others:
             worst = 0.0
-            for neighbour in lane.members:
-                point = self.point(neighbour, lane.share)
-                busy = min(1.0, self.subjects[neighbour].rate * point.secs.value) if point else 1.0
-                found = self.pairs.slowdown(of, self._side(neighbour, lane.share))
+            for side, subjects in self.sides_in(lane):
+                busy = self._busy(side, subjects) / slices
+                found = self.pairs.slowdown(of, side)
                 value += busy * (found.interval.value - 1)
                 low += busy * (found.interval.low - 1)
                 high += busy * (found.interval.high - 1)
@@ -302,10 +346,18 @@ class World:
         how = next(h for h in _LEAST_SURE if h in hows)
         return Slowdown(Interval(value, low, high), how, "; ".join(notes)), tail
 
-    def _made_side(self, name: str, share: int) -> Side:
+    def _busy(self, side: Side, subjects: Sequence[Subject]) -> float:
+        """Return the part of the time in which a side runs; of launches, if all were full."""
+        point = self.curves.at(subjects[0].of, side.share, side.together)
+        if point is None:
+            return 1.0
+        rate = math.fsum(subject.rate for subject in subjects)
+        return min(1.0, rate * point.secs.value / side.together)
+
+    def _made_side(self, name: str, share: int, together: int) -> Side:
         subject = self.subjects[name]
         features = at_share(subject.features, share)
-        return Side(name, subject.architecture or subject.of, share, features)
+        return Side(name, subject.architecture or subject.of, share, features, together)
 
     def _memory_bytes(self, subject: Subject) -> int:
         return subject.shared_bytes + subject.each_bytes

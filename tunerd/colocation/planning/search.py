@@ -25,6 +25,8 @@ MOST_COLUMNS = 6000  # of an integer program; with four shares that is ten membe
 EXACT_SECS = 20.0
 _CLOSE = 1e-9
 
+Column = tuple[float, Lane]  # a lane, after its score without neighbours
+
 
 @dataclass(frozen=True)
 class Searched:
@@ -70,7 +72,8 @@ def search(
     count = len(world.subjects)
     if count > 30 or ((1 << count) - 1) * len(allowed) > MOST_COLUMNS:
         return Searched(first, first, bound, False)
-    return _exact(world, allowed, first, bound, clock, limit_secs)
+    columns = lanes_without_launches(world, list(world.subjects), allowed)
+    return exact(world, columns, first, bound, clock=clock, limit_secs=limit_secs)
 
 
 def lanes_of(lanes: Sequence[Lane]) -> Placement:
@@ -144,25 +147,38 @@ def _larger(world: World, lanes: list[Lane], shares: Sequence[int]) -> list[Lane
     return None
 
 
-def _exact(
-    world: World,
-    shares: Sequence[int],
-    first: Forecast | None,
-    bound: float,
-    clock: Callable[[], float],
-    limit_secs: float,
-) -> Searched:
-    names = list(world.subjects)
-    columns = [
+def lanes_without_launches(
+    world: World, names: Sequence[str], shares: Sequence[int]
+) -> list[Column]:
+    """Return each lane that some of these members may have, with its score without neighbours."""
+    return [
         (score, Lane(share, members))
         for size in range(1, len(names) + 1)
         for members in itertools.combinations(names, size)
         for share in shares
         if math.isfinite(score := world.lane_score(frozenset(members), share))
     ]
+
+
+def exact(
+    world: World,
+    columns: Sequence[Column],
+    first: Forecast | None,
+    bound: float,
+    *,
+    clock: Callable[[], float],
+    limit_secs: float,
+) -> Searched:
+    """Return the best placement of these lanes in which each member has one.
+
+    Args:
+        columns: lanes, each with its score without neighbours.
+        first: a placement that was found before, by greedy search.
+        bound: no placement has a lower score.
+    """
     if not columns:
         return Searched(first, first, bound, True)
-    program = _Program(names, columns)
+    program = _Program(list(world.subjects), columns)
     best, until = first, clock() + limit_secs
     while (solved := program.solve()) is not None:
         bound = max(bound, solved[0])
@@ -186,7 +202,7 @@ def _rank(forecast: Forecast) -> tuple[bool, float]:
 class _Program:
     """Columns of which each member has one, with the least worst score. Solved again after cuts."""
 
-    def __init__(self, names: Sequence[str], columns: Sequence[tuple[float, Lane]]) -> None:
+    def __init__(self, names: Sequence[str], columns: Sequence[Column]) -> None:
         self._count = count = len(columns)
         has = np.array([[name in lane.members for _, lane in columns] for name in names], float)
         scores = np.array([score for score, _ in columns])
