@@ -280,28 +280,22 @@ def _decide(
     may_win = (entries.default, *entries.finalists)
     winner, comparison, note = _winner(may_win, builds, measured, quiet)
     searched = {r.candidate.candidate_id: r.run_secs for r in records}
-    return TaskOutcome(
-        task_id=task.task_id,
-        name=task.name,
-        weight=task.weight,
-        trials=len(records),
-        failed=sum(isinstance(r.result, Failure) for r in records),
-        default_secs=_secs(measured[entries.default.candidate_id]),
+    finalists = [
+        Finalist(
+            c.candidate_id,
+            c.source,
+            searched.get(c.candidate_id),
+            measured[c.candidate_id],
+            may_win=c in may_win,
+        )
+        for c in entries.all
+    ]
+    default_secs = _secs(measured[entries.default.candidate_id])
+    return replace(
+        _kept(task, records, entries.default, default_secs, note, finalists, quiet),
         best_secs=_secs(measured[winner.candidate_id]),
         winner=winner,
         comparison=comparison,
-        note=note,
-        finalists=tuple(
-            Finalist(
-                c.candidate_id,
-                c.source,
-                searched.get(c.candidate_id),
-                measured[c.candidate_id],
-                may_win=c in may_win,
-            )
-            for c in entries.all
-        ),
-        measured_as=quiet.finals.measured_as,
     )
 
 
@@ -315,6 +309,24 @@ def _left_out(
     """Keep the default of a task that there was no time for, by what the search knows of it."""
     spent = Failure(Stage.RUN, Kind.INTERRUPTED, "the time for finalists was spent")
     default_secs = searched.get(entries.default.candidate_id)
+    note = f"not measured again: {spent.message}"
+    finalists = [
+        Finalist(c.candidate_id, c.source, searched.get(c.candidate_id), spent)
+        for c in (entries.default, *entries.finalists)
+    ]
+    return _kept(task, records, entries.default, default_secs, note, finalists, quiet)
+
+
+def _kept(
+    task: Task,
+    records: Sequence[Record],
+    default: Candidate,
+    default_secs: float | None,
+    note: str,
+    finalists: Sequence[Finalist],
+    quiet: QuietSlice,
+) -> TaskOutcome:
+    """Return the outcome of a task that keeps its default."""
     return TaskOutcome(
         task_id=task.task_id,
         name=task.name,
@@ -323,13 +335,10 @@ def _left_out(
         failed=sum(isinstance(r.result, Failure) for r in records),
         default_secs=default_secs,
         best_secs=default_secs,
-        winner=entries.default,
+        winner=default,
         comparison=None,
-        note=f"not measured again: {spent.message}",
-        finalists=tuple(
-            Finalist(c.candidate_id, c.source, searched.get(c.candidate_id), spent)
-            for c in (entries.default, *entries.finalists)
-        ),
+        note=note,
+        finalists=tuple(finalists),
         measured_as=quiet.finals.measured_as,
     )
 
