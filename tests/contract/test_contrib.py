@@ -89,7 +89,8 @@ def test_a_network_in_operators_of_onnx_runtime_agrees_with_it(
 
 
 def test_dynamic_products_of_onnx_runtime_agree_with_it(tmp_path: Path) -> None:
-    weight = np.random.default_rng(3).integers(-127, 128, (24, 32)).astype(np.int8)
+    # Of seven bits: with eight ONNX Runtime's sums saturate on a CPU without VNNI.
+    weight = np.random.default_rng(3).integers(-63, 64, (24, 32)).astype(np.int8)
     node = helper.make_node(
         "DynamicQuantizeMatMul", ["x", "w", "s", "", "b"], ["y"], domain="com.microsoft"
     )

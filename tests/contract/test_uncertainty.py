@@ -246,10 +246,12 @@ WRONG: dict[str, Change] = {
 }
 
 
-def test_the_net_itself_is_right() -> None:
+@pytest.mark.parametrize("optimize", [False, True])
+def test_the_net_itself_is_right(optimize: bool) -> None:
+    """With sigmoids that have digits; how ONNX Runtime rounds its own differs from CPU to CPU."""
     model = net()
-    assert verify(Reference(model.graph.proto, optimize=True).run, model).verdict is Verdict.RIGHT
-    assert verify(Reference(written_out(model.graph.proto)).run, model).verdict is Verdict.RIGHT
+    run = Reference(written_out(model.graph.proto), optimize=optimize).run
+    assert verify(run, model).verdict is Verdict.RIGHT
 
 
 @pytest.mark.parametrize("what", WRONG)

@@ -174,13 +174,15 @@ def test_no_tile_takes_more_registers_than_there_are() -> None:
     assert max(c.rows * c.vectors + c.vectors for c in of.tiles()) <= of.sums.unit.registers
 
 
-@pytest.mark.parametrize("out", [32, 512], ids=["as they are", "packed"])
+@pytest.mark.parametrize("out", [24, 512], ids=["as they are", "packed"])
 def test_it_agrees_with_a_default_whose_filters_are(out: int, cores: Runner) -> None:
-    task = convolution(filters=(3, 3, 16, out))
+    """In AVX2: how wide vectors are decides whether filters are packed."""
+    task = convolution(filters=(3, 3, 16, out), mcpu="haswell")
     default = built(build_candidate(task, default_candidate(task)))
     assert bool(default.layouts) is (out == 512)
     cuts = {cut.vectors: cut for cut in winograd_of(task).tiles() if cut.outputs == 2}
-    one, two = (built(build_candidate(task, candidate_of(task, cuts[n]))) for n in (1, 2))
+    ends = cuts[min(cuts)], cuts[max(cuts)]
+    one, two = (built(build_candidate(task, candidate_of(task, cut))) for cut in ends)
     assert cores.agree(default, one) is None
     assert cores.agree(default, two) is None
     failure = cores.agree(default, replace(one, layouts=two.layouts))

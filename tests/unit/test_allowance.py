@@ -107,6 +107,18 @@ def test_the_tasks_that_weigh_least_are_left_out_and_the_heavy_ones_never() -> N
     )
 
 
+def test_none_is_left_out_where_none_may_be() -> None:
+    contests = [contest("light", 0.01), contest("heavy", 5.0), contest("none", 9.0, rivals=0)]
+    allowance = Allowance(-1.0, leaves_out=False, now=Clock())
+    shares = Shares(contests, allowance.part(0.5), profile=PROFILE)
+    assert shares.take(["heavy", "light", "none"]) == {
+        "heavy": Share(1, FEW_TURNS),
+        "light": Share(1, FEW_TURNS),
+        "none": Share(0, FEW_TURNS),
+    }
+    assert shares.said() == "of 2 tasks 2 had fewer finalists or turns"
+
+
 def test_what_a_task_does_not_need_is_for_those_that_follow() -> None:
     clock = Clock()
     contests = [contest("a", 1.0), contest("b", 0.9)]

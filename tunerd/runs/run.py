@@ -248,7 +248,9 @@ class Run:
         """Return how long the finals may take; as long as they do where more was asked of them."""
         if self._plan.settings.fidelity:
             return Allowance()
-        return Allowance.after(time_use(self._store.spans(), self._store.phases()))
+        use = time_use(self._store.spans(), self._store.phases())
+        # What a team's store has no record of, its other runs would search again or go without.
+        return Allowance.after(use, leaves_out=self._team is None)
 
     def search(self) -> None:
         """Tune and leave it at the trials."""

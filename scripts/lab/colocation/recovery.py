@@ -11,6 +11,7 @@ one process the process. Runs where one NVIDIA GPU is.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -101,6 +102,7 @@ def restarted(recipe: Path) -> float:
     since = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "lab.colocation.recovery", "--serve", recipe],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},  # it finds what this one does
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tunerd.frontend.onnx.unsigned import with_unsigned_weights
 from tunerd.frontend.onnx.weights import (
     MESSAGE_BYTES,
     NO_FOLDER,
@@ -24,8 +25,19 @@ if TYPE_CHECKING:
 class Reference:
     """A session of ONNX Runtime on this machine's CPU."""
 
-    def __init__(self, proto: onnx.ModelProto, *, threads: int = 0, optimize: bool = False) -> None:
-        """Load `proto`. Without `optimize` the graph runs as written, which loads faster."""
+    def __init__(
+        self,
+        proto: onnx.ModelProto,
+        *,
+        threads: int = 0,
+        optimize: bool = False,
+        exact: bool = True,
+    ) -> None:
+        """Load `proto`. Without `optimize` the graph runs as written, which loads faster.
+
+        exact: products of eight bits are added whole on any CPU, as ONNX has it; ONNX Runtime is
+            faster, and wrong, without where a CPU lacks VNNI.
+        """
         import onnxruntime as ort
 
         options = ort.SessionOptions()
@@ -35,6 +47,8 @@ class Reference:
         options.graph_optimization_level = (
             level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
         )
+        if exact:
+            proto = with_unsigned_weights(proto)
         is_read = optimize  # what optimizes reads all weights
         if is_read and whole_bytes(proto) <= MESSAGE_BYTES:
             proto, is_read = whole(proto), False

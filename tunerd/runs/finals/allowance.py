@@ -10,9 +10,10 @@ what the tasks still lack: more turns, and more finalists. Where it is too littl
 tasks that weigh least in the model's time are left out, and keep their default schedules.
 
 Some work is done whatever it takes: the tasks that make most of the model's time have their few
-turns, a winner is compared with what the default computes, and the whole model is compiled,
-verified, and timed beside its default and what else it is compared with. So a short run may spend
-more than a third of its time so, and says it.
+turns, and so have all where a team's store is to have the records of all; a winner is compared with
+what the default computes, and the whole model is compiled, verified, and timed beside its default
+and what else it is compared with. So a short run may spend more than a third of its time so, and
+says it.
 """
 
 from __future__ import annotations
@@ -41,22 +42,37 @@ class Allowance:
 
     Args:
         secs: how much there is of it from now on; may be negative.
+        leaves_out: whether tasks may be left out, those that weigh least in the model's time.
         now: tells the time in seconds, from any beginning.
     """
 
-    def __init__(self, secs: float = math.inf, *, now: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        secs: float = math.inf,
+        *,
+        leaves_out: bool = True,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.leaves_out = leaves_out
         self._now = now
         self._ends_at = now() + secs
         self._cuts: list[str] = []
 
     @classmethod
-    def after(cls, use: TimeUse | None, *, now: Callable[[], float] = time.monotonic) -> Self:
+    def after(
+        cls,
+        use: TimeUse | None,
+        *,
+        leaves_out: bool = True,
+        now: Callable[[], float] = time.monotonic,
+    ) -> Self:
         """Return what the finals may take of a run that has spent its time so; None: all."""
         if use is None:
             return cls(now=now)
         finals = sum(use.phases.get(phase, 0.0) for phase in FINALS)
         before = sum(use.phases.values()) - finals
-        return cls(before * MOST_FINALS_SHARE / (1 - MOST_FINALS_SHARE) - finals, now=now)
+        secs = before * MOST_FINALS_SHARE / (1 - MOST_FINALS_SHARE) - finals
+        return cls(secs, leaves_out=leaves_out, now=now)
 
     @property
     def left_secs(self) -> float:
@@ -65,7 +81,9 @@ class Allowance:
 
     def part(self, share: float) -> Allowance:
         """Return so much of what is left as an allowance of its own."""
-        return Allowance(max(0.0, self.left_secs) * share, now=self._now)
+        return Allowance(
+            max(0.0, self.left_secs) * share, leaves_out=self.leaves_out, now=self._now
+        )
 
     def cut(self, what: str) -> None:
         """Note what is left out, or done less often, to keep to the allowance; "": nothing is."""
@@ -143,7 +161,9 @@ class Shares:
             c.task_id: self._secs(c.call_secs[:2], in_turns(profile, self._few_turns))
             for c in contests
         }
-        self._always = _heaviest(tuple(self._todo.values()), ALWAYS_MEASURED)
+        self._always = frozenset(self._todo)
+        if allowance.leaves_out:
+            self._always = _heaviest(tuple(self._todo.values()), ALWAYS_MEASURED)
         self._of = sum(c.model_secs > 0 for c in contests)
         self._shortened = self._left_out = 0
 
