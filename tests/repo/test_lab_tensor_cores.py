@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lab.tensor_cores import compare_with_pytorch
-from lab.tensor_cores.compare_with_pytorch import measure, run_folder, tune
+from lab.tensor_cores.compare_with_pytorch import measure, run_folder, shown, tune
 
 OUTCOME = {
     "verification": {"verdict": "right"},
@@ -73,3 +73,13 @@ def test_samples_are_kept_with_the_command_that_took_them(
     assert found["command"] == ["compare_with_pytorch.py", "--models", "resnet50"]
     assert found["host"]["cores"]
     assert found.get("secs") == ({"x": [1.0]} if said else None)
+
+
+def test_a_captured_artifact_has_a_column_and_is_no_rival_of_its_plain_calls() -> None:
+    secs = {"eager fp16": [4e-3] * 3, "tunerd fp16": [2e-3] * 3, "captured": [1e-3] * 3}
+    measured = {"resnet50": {"tuning": {"secs": 60.0}, "measured": {"secs": secs}}}
+    heads, _, row = shown({"precision": "fp16", "models": measured}).splitlines()
+    cells = dict(zip(heads.split("|"), row.split("|"), strict=True))
+    found = {head.strip(): cell.strip() for head, cell in cells.items()}
+    assert (found["tunerd fp16"], found["captured"]) == ("2.000", "1.000")
+    assert found["faster than the best of the others"] == "2.00 (2.00 to 2.00), eager fp16"

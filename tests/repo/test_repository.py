@@ -28,6 +28,7 @@ TVM_MODULES = {
     "builder.build",
     "builder.library",
     "builder.lowering",
+    "builder.objects",
     "builder.tenants",
     "candidates.base",
     "candidates.default",

@@ -6,6 +6,7 @@ its place and renamed into it: a run that is killed leaves no half artifact.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import math
@@ -40,6 +41,7 @@ from tunerd.artifacts.weights import ALIGNMENT, aligned
 from tunerd.builder.build import build_problem
 from tunerd.builder.library import export_library, load_tvm
 from tunerd.builder.lowering import tir_pipeline
+from tunerd.builder.objects import OPT_LEVEL, Objects
 from tunerd.candidates.registers.intrinsic import uses_tiles
 from tunerd.errors import FolderError, HostError
 from tunerd.frontend.relax.precision import narrowed
@@ -65,7 +67,10 @@ from tunerd.vocabulary import (
 from tunerd.vocabulary.outcome import Outcome, TriedPrecision
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from tvm.ir import IRModule
+    from tvm.tirx import PrimFunc
 
     from tunerd.frontend.relax.lowering import Lowered
 
@@ -82,6 +87,7 @@ def compile_artifact(
     proofs: Sequence[CapProof] = (),
     sample: Arrays | None = None,
     tenants: int | None = None,
+    objects: Objects | None = None,
 ) -> Path:
     """Compile `lowered` with the winner of each task, by task_id, and write the artifact folder.
 
@@ -90,8 +96,9 @@ def compile_artifact(
 
     A task without a winner, or whose winner is its default, gets the default schedule; no winners
     at all give the default model. `pct` and `proofs` say which share was asked for and which was
-    obtained. `sample` has inputs on which the model is to be timed, instead of random ones. An
-    artifact that is already in `folder` is replaced.
+    obtained. `sample` has inputs on which the model is to be timed, instead of random ones. Of
+    several models that are compiled with the same `objects`, each kernel for CPUs is compiled once.
+    An artifact that is already in `folder` is replaced.
 
     Raises InputError where a winner fits no kernel of the model, FolderError where `folder` holds
     something else, and HostError where this machine cannot compile for the target.
@@ -101,7 +108,9 @@ def compile_artifact(
     scheduled = schedule(lowered.mod, tasks, winners, target, tenants=tenants)
     hits = scheduled.hits
     with written_beside(folder) as part:
-        storage_bytes = _compile_library(scheduled, target, part / LIBRARY)
+        with contextlib.ExitStack() as stack:
+            objects = objects or stack.enter_context(Objects())
+            storage_bytes = _compile_library(scheduled, target, part / LIBRARY, objects)
         casts = {n: narrowed(lowered.weights[o], t) for n, (o, t) in scheduled.casts.items()}
         laid_out = {n: own.of(lowered.weights[o]) for n, (o, own) in scheduled.layouts.items()}
         kept = {n: w for n, w in lowered.weights.items() if n not in scheduled.gone}
@@ -194,7 +203,7 @@ def finish_manifest(
 # --- the library --------------------------------------------------------------------------------
 
 
-def _compile_library(scheduled: Scheduled, target: TargetSpec, path: Path) -> int:
+def _compile_library(scheduled: Scheduled, target: TargetSpec, path: Path, objects: Objects) -> int:
     """Write the library, and return the bytes of the storage between its kernels, as planned."""
     tvm = load_tvm()
     from tvm import relax
@@ -217,17 +226,45 @@ def _compile_library(scheduled: Scheduled, target: TargetSpec, path: Path) -> in
             lower.append(_counting_storage(planned))
     # One graph launch instead of a launch per kernel: short kernels would time the host.
     config = {"relax.backend.use_cuda_graph": True} if target.is_cuda else {}
-    with tvm_target, tvm.transform.PassContext(opt_level=3, config=config):
+    with tvm_target, tvm.transform.PassContext(opt_level=OPT_LEVEL, config=config):
+        mod = tvm.transform.Sequential(lower)(scheduled.mod)
+        apart: list[Future[bytes]] = []
+        if not target.is_cuda:
+            mod, functions = _first_kernel_alone(mod)
+            apart = objects.of(functions, tvm_target)
         executable = relax.build(
-            scheduled.mod,
+            mod,
             target=tvm_target,
-            relax_pipeline=tvm.transform.Sequential(lower),
+            relax_pipeline=None,
             tir_pipeline=tir_pipeline() if target.is_cuda else "default",
         )
     arch = str(tvm_target.attrs["arch"]) if target.is_cuda else None
-    threads = len(os.sched_getaffinity(0))
-    export_library(executable, path, arch=arch, threads=threads, kernels=scheduled.kernels)
+    export_library(
+        executable,
+        path,
+        arch=arch,
+        threads=len(os.sched_getaffinity(0)),
+        kernels=scheduled.kernels,
+        objects=[each.result() for each in apart],
+    )
     return sum(planned)
+
+
+def _first_kernel_alone(mod: IRModule) -> tuple[IRModule, list[PrimFunc]]:
+    """Return a module without its kernels, and these; TVM wants one to be in what it links."""
+    import tvm
+    from tvm.tirx import PrimFunc
+
+    kept: dict[Any, Any] = {}
+    others: list[PrimFunc] = []
+    has_one = False
+    for var, function in mod.functions_items():
+        if isinstance(function, PrimFunc) and has_one:
+            others.append(function)
+        else:
+            kept[var] = function
+            has_one = has_one or isinstance(function, PrimFunc)
+    return tvm.IRModule(kept, attrs=mod.attrs), others
 
 
 def _counting_storage(planned: list[int]) -> Any:

@@ -78,11 +78,13 @@ def export_library(
     arch: str | None,
     threads: int = 1,
     kernels: Sequence[DeviceKernel] = (),
+    objects: Sequence[bytes] = (),
 ) -> str:
     """Write compiled code as a shared library that loads without a compiler.
 
     For one task, or a whole model, whose CUDA kernels are compiled in so many `threads`, and which
-    launches `kernels`, too. `arch` is the GPU architecture ("sm_90"), None on CPUs. Returns the
+    launches `kernels`, too. `objects` are object files with more of its functions, where the module
+    has one itself. `arch` is the GPU architecture ("sm_90"), None on CPUs. Returns the
     compiler's name as `Build.compiler` has it.
     """
     compilers = {"llvm" if arch is None else "nvrtc"}
@@ -117,7 +119,12 @@ def export_library(
             packed = pack(getattr(module, "mod", module), False, "", folder)
             module.export_library(str(path), fcompile=_link, addons=[packed])
         return min(compilers)
-    module.export_library(str(path), fcompile=_link, fpack_imports=pack)
+    with tempfile.TemporaryDirectory(prefix="tunerd-objects-") as folder:
+        more = [Path(folder, f"{number}.o") for number in range(len(objects))]
+        for place, content in zip(more, objects, strict=True):
+            place.write_bytes(content)
+        addons = [str(place) for place in more] or None
+        module.export_library(str(path), fcompile=_link, fpack_imports=pack, addons=addons)
     return max(compilers, key=("llvm", "nvrtc", "nvrtc-fallback").index)
 
 

@@ -22,6 +22,7 @@ from unittest import mock
 import numpy as np
 
 from lab.colocation.figures import ratio, ratio_text
+from lab.compile.of_run import of_run
 from lab.lab import made_by, write
 
 TURNS, CALLS = 60, 15
@@ -29,33 +30,18 @@ TURNS, CALLS = 60, 15
 
 def compiled(run: Path, onnx: Path, folder: Path, *, joins: bool) -> dict[str, Any]:
     """Write the artifact; return how many kernels it has, and how many are tuned."""
-    from tunerd.artifacts.compile import compile_artifact
-    from tunerd.artifacts.manifest import read_manifest
-    from tunerd.frontend.kernels import kernels_of
-    from tunerd.frontend.model import read_model
     from tunerd.frontend.relax.joins import Joins, joins_of
-    from tunerd.records.store import Store
-    from tunerd.vocabulary import TargetSpec
 
-    said = read_manifest(run / "artifact")
-    target = TargetSpec(said["target"]["kind"], said["target"]["json"])
     chosen = joins_of if joins else lambda *_: Joins({}, frozenset())
     with (
         mock.patch("tunerd.frontend.relax.joins.joins_of", chosen),
         mock.patch("tunerd.artifacts.scheduling.joins_of", chosen),
     ):
-        kernels = kernels_of(read_model(onnx), target)
-        store = Store.read(run)
-        known = {task.task_id for task in kernels.tasks}
-        outcomes = [o for o in store.task_outcomes() if o.task_id in known]
-        winners = {o.task_id: o.winner for o in outcomes if o.is_tuned}
-        compile_artifact(
-            kernels.lowered, kernels.tasks, winners, target, folder,
-            model=kernels.model, pct=said["share"]["pct"], proofs=store.proofs()[:1],
-        )  # fmt: skip
-        store.close()
-    calls = sum(task.weight for task in kernels.tasks)
-    return {"kernels": calls, "tasks": len(known), "tuned": len(winners)}
+        of = of_run(run, onnx)
+        of.compile(folder)
+    tasks = of.kernels.tasks
+    calls = sum(task.weight for task in tasks)
+    return {"kernels": calls, "tasks": len(tasks), "tuned": len(of.winners)}
 
 
 def main() -> None:

@@ -36,6 +36,7 @@ from tunerd.artifacts.scheduling import Scheduled, schedule
 from tunerd.builder import build, nvrtc
 from tunerd.builder.cuda_source import kernel_sources
 from tunerd.builder.nvrtc import compile_kernels
+from tunerd.builder.objects import Objects
 from tunerd.frontend.kernels import kernels_of
 from tunerd.frontend.model import read_model
 from tunerd.system import targets
@@ -82,8 +83,8 @@ def source_of(scheduled: Scheduled, target: TargetSpec) -> str:
 
 
 def export(scheduled: Scheduled, target: TargetSpec) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        compile._compile_library(scheduled, target, Path(folder, "model.so"))
+    with tempfile.TemporaryDirectory() as folder, Objects() as objects:
+        compile._compile_library(scheduled, target, Path(folder, "model.so"), objects)
 
 
 def timed(work: Callable[[], T]) -> tuple[float, T]:

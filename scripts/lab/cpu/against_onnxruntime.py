@@ -1,32 +1,39 @@
 #!/usr/bin/env python3
-"""Say, convolution by convolution, where a model tuned for a CPU loses to ONNX Runtime.
+"""Say, kernel by kernel, where a model tuned for a CPU loses to ONNX Runtime.
 
     scripts/lab/cpu/against_onnxruntime.py model.onnx --run RUN --out FOLDER
 
 RUN is that of `tunerd tune model.onnx --cpu-pct P`. Runs ONNX Runtime on as many threads, pinned to
 as many cores, with its profiler on, and then the tuned artifact in turns with ONNX Runtime without
-it. Convolutions are paired by their sizes; what ONNX Runtime fused into one is counted to it, and
-all else stands in one row. Writes against.json with the facts of the host, and against.txt.
+it. Convolutions and products with weights are paired by their sizes, which one of the two may have
+filled up to whole vectors; what ONNX Runtime fused into one is counted to it. All else, as
+convolutions in groups, stands in one row. Writes against.json with the facts of the host, and
+against.txt.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from lab.lab import made_by, ratio, table, write
 
-Size = tuple[int, ...]  # height, width, channels in and out, kernel height and width
+# Height, width, channels in and out, kernel height and width; or rows, depth and columns.
+Size = tuple[int, ...]
+Row = dict[str, Any]
 
+FILLED = 63  # channels more than there are, at most: four vectors of 16 are one panel
 PROFILED, ROUNDS, CALLS = 60, 30, 4
 REST_SECS = 0.2
 
@@ -64,11 +71,15 @@ def theirs(model: Path, threads: int, inputs: dict[str, Any]) -> dict[Size | Non
 
 
 def size_of_node(args: dict[str, Any]) -> Size | None:
-    if args.get("op_name") not in ("Conv", "FusedConv"):
-        return None
     shapes = [next(iter(each.values())) for each in args["input_type_shape"]]
-    (_, _, height, width), (out, of_in, *kernel) = shapes[:2]
-    return (height, width, of_in, out, *kernel)
+    if args.get("op_name") in ("Conv", "FusedConv"):
+        (_, channels, height, width), (out, of_in, *kernel) = shapes[:2]
+        return (height, width, of_in, out, *kernel) if of_in == channels else None
+    is_product = args.get("op_name") in ("FusedGemm", "FusedMatMul", "Gemm", "MatMul")
+    if not is_product or len(shapes[1]) != 2:
+        return None
+    *rows, depth = shapes[0]
+    return (math.prod(rows), depth, math.prod(shapes[1]) // depth)
 
 
 def ours(run: Path) -> dict[Size | None, float]:
@@ -86,13 +97,42 @@ def ours(run: Path) -> dict[Size | None, float]:
 
 
 def size_of_task(shapes: list[tuple[int, ...]]) -> Size | None:
-    """Return the sizes of a convolution in NHWC with weights in HWIO, None for what is not one."""
-    if len(shapes) < 3 or len(shapes[0]) != 4 or len(shapes[1]) != 4:
+    """Return what `size_of_node` does; a convolution is in NHWC here, with weights in HWIO."""
+    if len(shapes) < 3:
         return None
-    (_, height, width, channels), (down, across, of_in, out) = shapes[:2]
-    if of_in != channels or shapes[-1][-1] > out:  # fewer: of some that fill vectors
-        return None
-    return (height, width, of_in, out, down, across)
+    given, weight, *_, result = shapes
+    if len(given) == len(weight) == 4:
+        (_, height, width, channels), (down, across, of_in, out) = given, weight
+        return (height, width, of_in, out, down, across) if of_in == channels else None
+    if len(weight) == 2 and given[-1] in weight:
+        size = (math.prod(given[:-1]), given[-1], math.prod(weight) // given[-1])
+        return size if math.prod(result) <= size[0] * size[2] else None
+    return None
+
+
+def paired(mine: Mapping[Size | None, float], other: Mapping[Size | None, float]) -> list[Row]:
+    """Return rows of what has the same size, which one of the two may have filled up."""
+    rows = {size: (mine.get(size, 0.0), other.get(size, 0.0)) for size in {**mine, **other}}
+    for size in [s for s in mine if s not in other]:
+        for theirs in [s for s in other if s not in mine and s in rows]:
+            if size and theirs and is_filled(size, theirs):
+                rows[size] = mine[size], rows.pop(theirs)[1]
+                break
+    return [
+        {
+            "what": " ".join(map(str, size)) if size else "all else",
+            "ours_secs": ours_secs,
+            "theirs_secs": theirs_secs,
+        }
+        for size, (ours_secs, theirs_secs) in rows.items()
+    ]
+
+
+def is_filled(a: Size, b: Size) -> bool:
+    """Whether two convolutions are the same but for channels that fill vectors."""
+    return len(a) == len(b) == 6 and (
+        (*a[:2], *a[4:]) == (*b[:2], *b[4:]) and all(abs(a[i] - b[i]) <= FILLED for i in (2, 3))
+    )
 
 
 def in_turns(
@@ -119,7 +159,12 @@ def in_turns(
 
 
 def shown(document: dict[str, Any]) -> str:
-    heads = ("height, width, in, out, kernel", "tunerd us", "ONNX Runtime us", "lost us")
+    heads = (
+        "height, width, in, out, kernel; or rows, depth, columns",
+        "tunerd us",
+        "ONNX Runtime us",
+        "lost us",
+    )
     lines = []
     rows = sorted(document["rows"], key=lambda row: row["theirs_secs"] - row["ours_secs"])
     for row in rows:
@@ -149,18 +194,11 @@ def main() -> None:
     tuned, random = tunerd.load(options.run / "artifact"), np.random.default_rng(0)
     inputs = {s.name: random.standard_normal(s.shape).astype(s.dtype) for s in tuned.inputs}
     mine, other = ours(options.run), theirs(options.model, threads, inputs)
-    rows = [
-        {
-            "what": " ".join(map(str, size)) if size else "all else",
-            "ours_secs": mine.get(size, 0.0),
-            "theirs_secs": statistics.median(other.get(size, [0.0])),
-        }
-        for size in {**mine, **other}
-    ]
+    median = {size: statistics.median(secs) for size, secs in other.items()}
     document = {
         **made_by(),
         "threads": threads,
-        "rows": rows,
+        "rows": paired(mine, median),
         "secs": in_turns(tuned, session(options.model, threads), inputs, threads),
     }
     options.out.mkdir(parents=True, exist_ok=True)

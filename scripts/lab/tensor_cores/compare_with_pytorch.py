@@ -7,9 +7,9 @@ Exports six models of torchvision and transformers with random weights, or those
 names, as resnext50_32x4d and regnet_y_1_6gf with convolutions in groups, tunes each with
 `tunerd tune`, and then, in one process per model under the same MPS cap, times in turns: PyTorch
 eager in fp32, TF32 and fp16 in either memory layout, torch.compile (max-autotune) in fp16, each as
-one CUDA graph, TensorRT where `pip install tensorrt` was done, and the tuned artifact. All are
-ready before the first sample is taken; a sample is the mean of as many inferences in a row as fill
-5 ms, with the inputs on the device.
+one CUDA graph, TensorRT where `pip install tensorrt` was done, and the tuned artifact, by plain
+calls and captured as one graph. All are ready before the first sample is taken; a sample is the
+mean of as many inferences in a row as fill 5 ms, with the inputs on the device.
 
 Runs where PyTorch, torchvision, transformers and one NVIDIA GPU are. Writes comparison.json with
 every sample and the seconds that tuning and compiling took, and comparison.txt. What was tuned
@@ -30,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ MODELS = (
 EAGER = ("fp32", "tf32", "fp16")
 TOKENS = 128
 SAMPLE_SECS = 0.005
+CAPTURED = "captured"  # the artifact as one graph, as PyTorch's contenders are
 TURN = "TURN "  # begins a line that names whose turn it is: who is left out if the process dies
 
 
@@ -131,6 +132,19 @@ def export(name: str, batch: int, path: Path, *, half: bool = False) -> None:
         )
 
 
+def random_inputs(specs: Sequence[Any]) -> dict[str, Any]:
+    """Return arrays for inputs by name: floats at random, integers of one."""
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    return {
+        s.name: random.standard_normal(s.shape).astype(s.dtype)
+        if s.dtype.startswith("float")
+        else np.ones(s.shape, s.dtype)
+        for s in specs
+    }
+
+
 # --- one model, under the cap ------------------------------------------------------------------
 
 
@@ -176,19 +190,19 @@ class Contenders:
         return self._timed(as_graph(call, ()))
 
     def artifact(self, folder: Path) -> Callable[[int], float]:
-        import numpy as np
-
         import tunerd
 
         model = tunerd.load(folder)
-        random = np.random.default_rng(0)
-        inputs = {
-            s.name: random.standard_normal(s.shape).astype(s.dtype)
-            if s.dtype.startswith("float")
-            else np.ones(s.shape, s.dtype)
-            for s in model.inputs
-        }
+        inputs = random_inputs(model.inputs)
         return lambda calls: model.timed_calls(inputs, calls) / calls
+
+    def captured(self, folder: Path) -> Callable[[int], float]:
+        import tunerd
+
+        model = tunerd.load(folder)
+        graph = model.captured()
+        graph.write(random_inputs(model.inputs))
+        return TimedCall(graph.launch, graph.wait).secs
 
     def _placed(self, precision: str, *, channels_last: bool) -> tuple[Any, tuple[Any, ...]]:
         model, inputs, _ = build(self._name, self._batch)
@@ -221,6 +235,7 @@ def inside(options: argparse.Namespace) -> None:
     # The artifact first: what PyTorch keeps of the GPU's memory does not matter to it then.
     folder = run_folder(options, options.inside) / "artifact"
     contenders.add(f"tunerd {options.precision}", lambda: contenders.artifact(folder))
+    contenders.add(CAPTURED, lambda: contenders.captured(folder))
     for precision in EAGER:
         for channels_last in (False, True) if options.inside != "bert_base" else (False,):
             layout = " channels last" if channels_last else ""
@@ -355,6 +370,8 @@ def shown(document: dict[str, Any]) -> str:
     measured = [found["measured"].get("secs", {}) for found in document["models"].values()]
     if any("TensorRT" in label for secs in measured for label in secs):
         labels.insert(-1, "TensorRT")
+    if any(CAPTURED in secs for secs in measured):
+        labels.append(CAPTURED)
     heads = ("ms", *labels, "faster than the best of the others", "tuning")
     lines = []
     for name, found in document["models"].items():
@@ -367,7 +384,7 @@ def shown(document: dict[str, Any]) -> str:
             for label in labels
         }
         cells = [f"{1e3 * v:.3f}" if v else "-" for v in best.values()]
-        others = [k for k in secs if k != tuned and secs[k]]
+        others = [k for k in secs if k not in (tuned, CAPTURED) and secs[k]]
         times = "-"
         if tuned in secs and others:
             rival = min(others, key=lambda k: statistics.median(secs[k]))

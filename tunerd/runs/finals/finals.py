@@ -7,6 +7,7 @@ tuned model is slower, the default schedules ship.
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from tunerd.artifacts.compile import compile_artifact, finish_manifest
 from tunerd.artifacts.lane_check import inputs_for, pairs_of
+from tunerd.builder.objects import Objects
 from tunerd.errors import InfrastructureError
 from tunerd.frontend.kernels import Kernels
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph
@@ -116,20 +118,8 @@ def finish(ending: Ending) -> Outcome:
     # keeps the models that it has loaded, by their paths.
     trials = ending.folder.paths.root.resolve() / "trials"  # a runner works in another folder
     try:
-        ending.say("compiling the model, with its default schedules and with the tuned ones")
-        with ThreadPoolExecutor() as pool:  # at once: most of it holds no lock of Python's
-            others = [pool.submit(_compile, ending, (), trials / "default")]
-            if ending.tenants is not None:
-                others.append(pool.submit(_compile, ending, (), trials / _ALONE, is_alone=True))
-            _compile(ending, outcomes, trials / "tuned")
-            for other in others:
-                other.result()
-        trial = _try(ending, quiet, trials / "tuned", outcomes)
-        if trial.comparison.verdict is Verdict.SLOWER and any(o.is_tuned for o in outcomes):
-            outcomes = tuple(_stay(o, "the whole model is slower with it") for o in outcomes)
-            ending.say("compiling the model with the default schedules instead")
-            _compile(ending, outcomes, trials / "untuned")
-            trial = _try(ending, quiet, trials / "untuned", outcomes)
+        with Objects() as objects:
+            outcomes, trial = _compared(ending, quiet, trials, outcomes, objects)
         outcome = _kept(ending, outcomes, trial)
         if outcome.verification.verdict is not Verdict.WRONG:
             outcome = _beside_onnxruntime(ending, quiet, outcome)
@@ -138,6 +128,32 @@ def finish(ending: Ending) -> Outcome:
         return outcome
     finally:
         shutil.rmtree(trials, ignore_errors=True)
+
+
+def _compared(
+    ending: Ending,
+    quiet: QuietSlice,
+    trials: Path,
+    outcomes: tuple[TaskOutcome, ...],
+    objects: Objects,
+) -> tuple[tuple[TaskOutcome, ...], _Trial]:
+    """Compile the model and try it beside its default; without winners where it is slower."""
+    compiled = functools.partial(_compile, ending, objects=objects)
+    ending.say("compiling the model, with its default schedules and with the tuned ones")
+    with ThreadPoolExecutor() as pool:  # at once: most of it holds no lock of Python's
+        others = [pool.submit(compiled, (), trials / "default")]
+        if ending.tenants is not None:
+            others.append(pool.submit(compiled, (), trials / _ALONE, is_alone=True))
+        compiled(outcomes, trials / "tuned")
+        for other in others:
+            other.result()
+    trial = _try(ending, quiet, trials / "tuned", outcomes)
+    if trial.comparison.verdict is Verdict.SLOWER and any(o.is_tuned for o in outcomes):
+        outcomes = tuple(_stay(o, "the whole model is slower with it") for o in outcomes)
+        ending.say("compiling the model with the default schedules instead")
+        compiled(outcomes, trials / "untuned")
+        trial = _try(ending, quiet, trials / "untuned", outcomes)
+    return outcomes, trial
 
 
 def _with_neighbours(quiet: QuietSlice) -> QuietSlice:
@@ -283,7 +299,12 @@ def _timing_secs(outcomes: Sequence[TaskOutcome], profile: Profile) -> float:
 
 
 def _compile(
-    ending: Ending, outcomes: Sequence[TaskOutcome], folder: Path, *, is_alone: bool = False
+    ending: Ending,
+    outcomes: Sequence[TaskOutcome],
+    folder: Path,
+    *,
+    objects: Objects,
+    is_alone: bool = False,
 ) -> None:
     winners = {o.task_id: o.winner for o in outcomes if o.is_tuned}
     compile_artifact(
@@ -297,6 +318,7 @@ def _compile(
         proofs=ending.proofs,
         sample=next(iter(ending.plan.samples), None),
         tenants=None if is_alone else ending.tenants,
+        objects=objects,
     )
 
 
