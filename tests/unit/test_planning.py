@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 
@@ -77,6 +78,40 @@ def test_launches_of_several_serve_what_one_after_another_cannot() -> None:
     assert 1 < ran.tenants < 4
     assert ran.latency[0](0.99) < 4 * secs[-1]
     assert launches([200], [secs], slices=2).latency[0](0.99) < ran.latency[0](0.99)
+
+
+def test_launches_of_two_groups_are_the_queue_of_their_slices() -> None:
+    """As a queue is run that looks at everyone who waits, for each slice that is free."""
+    rates, secs_of, slices = [120.0, 30.0], [[0.010, 0.014, 0.014], [0.020]], 2
+    rng, now, arrivals = random.Random(5), 0.0, []
+    for _ in range(60_000):
+        now += rng.expovariate(sum(rates))
+        arrivals.append((now, rng.choices((0, 1), rates)[0]))
+    free, latencies = [0.0] * slices, {0: list[float](), 1: list[float]()}
+    waiting, coming = {0: list[float](), 1: list[float]()}, 0
+    while coming < len(arrivals) or any(waiting.values()):
+        start = min(free)
+        free.remove(start)
+        if not any(waiting.values()):
+            start = max(start, arrivals[coming][0])
+        while coming < len(arrivals) and arrivals[coming][0] <= start:
+            waiting[arrivals[coming][1]].append(arrivals[coming][0])
+            coming += 1
+        group = min((g for g in waiting if waiting[g]), key=lambda g: waiting[g][0])
+        taken = waiting[group][: len(secs_of[group])]
+        del waiting[group][: len(taken)]
+        end = start + secs_of[group][len(taken) - 1]
+        latencies[group] += [end - at for at in taken]
+        free.append(end)
+    ran = launches(rates, secs_of, slices=slices)
+    for group, part in itertools.product(latencies, (0.5, 0.9, 0.99)):
+        expected = float(np.quantile(latencies[group], part))
+        assert ran.latency[group](part) == pytest.approx(expected, rel=0.1)
+
+
+def test_a_model_that_is_seldom_asked_has_a_latency_beside_a_busy_one() -> None:
+    ran = launches([2000.0, 2.0], [[0.0002], [0.001]], slices=1)
+    assert 0.001 <= ran.latency[1](0.99) < 0.01
 
 
 # --- what a placement gives --------------------------------------------------------------------
