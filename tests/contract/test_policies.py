@@ -29,6 +29,12 @@ class TestPolicies(PolicyContract):
         return 0.2 if policy.kind in ("ordered", "regulated") else None
 
 
+class TestSpaceTimeInLanes(PolicyContract):
+    @pytest.fixture
+    def policy(self) -> Policy:
+        return policy_of("space-time", {"slices": "lanes"})
+
+
 def test_time_is_one_after_the_other() -> None:
     world = World(MEMBERS, policy("time"), secs=SECS)
     ids = [world.ask(0.0, name) for name in ("long", "other", "short")[:2]]

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tunerd.colocation.planning.curves import Curves, Point
 from tunerd.colocation.planning.pairs import Pair, Pairs, Side
-from tunerd.colocation.planning.placement import Lane, Subject, World
+from tunerd.colocation.planning.placement import Lane, Subject
 from tunerd.colocation.planning.search import lanes_of
+from tunerd.colocation.planning.world import World
 from tunerd.vocabulary.verdict import Interval
 
 DEVICE = "a device"
@@ -22,8 +23,8 @@ def point(of: str, share: int, secs: float, *, together: int = 1) -> Point:
     return Point(of, share, together, share, exactly(secs), secs, "a law")
 
 
-def side(name: str, share: int) -> Side:
-    return Side(name, name, share, {})
+def side(name: str, share: int, *, together: int = 1) -> Side:
+    return Side(name, name, share, {}, together)
 
 
 def pair(one: str, a: int, two: str, b: int, slowdown: float) -> Pair:

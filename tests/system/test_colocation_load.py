@@ -212,6 +212,9 @@ def test_what_a_member_loses_beside_others_is_a_ratio_of_rounds_in_turns() -> No
     assert found.per_sec is not None
     assert found.p99.value == found.p99.low == found.p99.high == pytest.approx(1.1)
     assert found.per_sec.value == pytest.approx(0.5)
+    lane = against_alone("left", rounds_of([0.11], 500), rounds_of([0.1], 500), members=["one"])
+    assert lane.p50 is not None
+    assert (lane.member, lane.p50.value) == ("left", pytest.approx(1.1))
     few = against_alone("one", rounds_of([0.1], 20), rounds_of([0.1], 20))
     assert few.p50 is not None
     assert few.p99 is None

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
+from tests.lib.colocation_plans import CORES, artifact, colocate, inputs
 from tests.lib.fake_gpu import FakeContexts, FakeCudaGroup, FakeGpu
 from tests.lib.super_models import CONVNET, artifact_of, super_artifact, tenant
 from tests.lib.waiting import until
+from tunerd import api
 from tunerd.artifacts.loading import LoadedModel, load
 from tunerd.colocation import Engine, MemberError
 from tunerd.colocation.bench import bench
@@ -23,14 +27,27 @@ from tunerd.colocation.groups import ForSeveral, groups_of, load_for_several
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.in_process import InProcessPlace
 from tunerd.colocation.plan import Plan, PolicyChoice
-from tunerd.errors import HostError
+from tunerd.colocation.planning import pairs
+from tunerd.colocation.planning.features import architecture_of, at_share, features_of
+from tunerd.colocation.planning.pairs import Pair, Side
+from tunerd.errors import ExitCode, HostError
 from tunerd.report.colocation import bench_page
+from tunerd.system import host
 from tunerd.system.arrays import random_inputs
 from tunerd.vocabulary import Arrays
+from tunerd.vocabulary.verdict import Interval
 
 WAIT_SECS = 120
 NAMES = ("a", "b", "c", "d")
 pytestmark = pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
+
+
+needs_two_cores = pytest.mark.skipif(len(CORES) < 2, reason="two slices take two cores")
+
+
+def side_of(artifact: Path, share: int) -> Side:
+    of = at_share(features_of(artifact).named(), share)
+    return Side(artifact.name, architecture_of(artifact), share, of)
 
 
 @dataclass(frozen=True)
@@ -40,6 +57,13 @@ class Tenants:
     artifact: Path
     alone: Mapping[str, Path]
     models: Mapping[str, LoadedModel]
+
+    @property
+    def artifacts(self) -> list[Path]:
+        return [self.artifact, *(self.alone[name] for name in NAMES[1:])]
+
+    def side(self, share: int, *, together: int) -> Side:
+        return replace(side_of(self.artifact, share), together=together)
 
     def plan(self, **said: Any) -> Plan:
         members = [{"name": "a", "artifact": self.artifact, "tenants": ["x", "y"]}]
@@ -174,6 +198,84 @@ def test_a_bench_says_how_many_requests_a_launch_has(tenants: Tenants) -> None:
     assert per_launch is not None
     assert 1 <= per_launch <= 4  # real kernels: as it pays on this host
     assert "requests per launch of a+3" in bench_page(found)
+
+
+@needs_two_cores
+def test_what_launches_of_four_and_a_model_in_slices_cost_each_other_is_measured(
+    tenants: Tenants, tmp_path: Path
+) -> None:
+    artifacts, other = tenants.artifacts, artifact(tmp_path, 0)
+    four, one = tenants.side(50, together=4), side_of(other, 50)
+    like = Plan.model_validate({"members": [{"name": "long", "artifact": other}]})
+    found = pairs.measure(
+        (four, artifacts), (one, [other]), like=like, device="here", say=lambda _: None,
+        rounds=2, round_secs=0.5,
+    )  # fmt: skip
+    assert [(each.of, each.beside) for each in found] == [(four, one), (one, four)]
+    assert all(0.2 < each.slowdown.value < 50 for each in found)
+
+
+@needs_two_cores
+def test_a_group_is_planned_in_a_slice_beside_another_models_lane_and_served(
+    tenants: Tenants, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "200")
+    # One request in a launch is told to be so slow that four have to go together, the whole device
+    # to be no faster than half of it, and what is long to take longer than the others may wait.
+    secs = {("net", 1): 0.012, ("net", 4): 0.014, ("long", 1): 0.2}
+    points = [
+        {"of": of, "share": share, "together": together, "secs": [each]}
+        for (of, together), each in secs.items()
+        for share in (50, 100)
+    ]
+    (tmp_path / "points.json").write_text(json.dumps(points))
+    four, one = tenants.side(50, together=4), side_of(artifact(tmp_path, 0), 50)
+    slower, device = Interval(1.1, 1.1, 1.1), host.facts().cpu_model
+    told = [Pair(*each, device, slower, "told") for each in ((four, one), (one, four))]
+    pairs.append(tmp_path / "pairs.jsonl", told)
+    net = {"name": "net", "artifacts": [*map(str, tenants.artifacts)], "rate": 18}
+    other = {"name": "long", "artifact": str(artifact(tmp_path, 0)), "rate": 2.5}
+    mix = tmp_path / "mix.yaml"
+    mix.write_text(
+        yaml.safe_dump({
+            "members": [net | {"slo_ms": 80}, other | {"slo_ms": 4000}],
+            "search": {"shares": [50], "together": [1, 4]},
+            "curves": ["points.json"],
+            "pairs": ["pairs.jsonl"],
+            "load": {"duration": "2s"},
+        })
+    )  # fmt: skip
+    out = tmp_path / "out"
+    assert colocate("plan", mix, "--out", out, "--dry-run") in (0, ExitCode.CANNOT_TELL)
+    page = " ".join(capsys.readouterr().out.split())
+    assert "50%: long; 50%: net-0, net-1, net-2, net-3 (up to 4 in a launch)" in page
+    assert "Launches: 4 models of one architecture in the slice of 50%, up to 4 in a launch" in page
+    assert "beside 1 lane of others" in page
+
+    found = api.colocate_plan(mix, out=out)
+    assert found.plan is not None
+    assert found.proof is not None
+    assert all(each.answered for each in found.proof.members)
+    assert found.answer.chosen is not None
+    assert {each.slowdown.how for each in found.answer.chosen.expected} == {"measured"}
+    plan = Plan.read(out / "plan.yaml")
+    assert plan.policy.parameters["slices"] == "lanes"
+    names = [member.name for member in plan.members if member.name != "long"]
+    with Engine(plan) as engine:
+        given = random_inputs(engine.inputs_of("net-0"), 3)
+
+        def has_launched_several_together() -> bool:
+            futures = [(name, engine.submit(name, given)) for _ in range(8) for name in names]
+            long = engine.submit("long", inputs())
+            for name, future in futures:
+                own = NAMES[names.index(name)]
+                assert tenants.is_right(own, given, future.result(WAIT_SECS))
+            assert long.result(WAIT_SECS)
+            (launches,) = engine.stats().groups.values()
+            return launches.launches < launches.requests
+
+        until(has_launched_several_together)
 
 
 def test_runners_take_no_groups_and_say_so(tenants: Tenants) -> None:

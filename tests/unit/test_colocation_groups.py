@@ -178,6 +178,37 @@ def test_who_waits_for_company_starts_at_the_moment_that_the_policy_says() -> No
     assert world.look_at == math.inf
 
 
+def test_what_waits_for_company_in_its_lane_keeps_nobody_from_another() -> None:
+    group = [member(name, share=50, lane="slice") for name in ("one", "two")]
+    members = [*group, member("other", share=50)]
+    policy = policy_of("space-time", {"slices": "lanes", "window_ms": 1})
+    seat, other = Seat("one+1", "slice"), Seat("other", "other")
+    estimates = Estimates()
+    estimates.compiled_for(seat, (1, 4))
+    for count, secs in ((1, 0.01), (4, 0.016)):
+        estimates.observe(seat, 0, secs, now=0.0, count=count)
+    estimates.observe(other, 0, 0.01, now=0.0)
+    lanes = policy.lay_out(members)
+    assert [(lane.name, lane.pct, lane.home) for lane in lanes] == [
+        ("slice", 50, ("one", "two")), ("other", 50, ("other",)),
+    ]  # fmt: skip
+    world = Scheduler(members, lanes, policy, {seat: 1, other: 1}, estimates, groups=[GROUP])
+    for number in range(8):  # so often that company is likely
+        at = 0.0005 * number
+        (start,) = world.arrive(request(number, "one", at=at), at)
+        assert isinstance(start, Start)
+        world.ended(start.start_id, seat, 0.01, at)
+    assert world.arrive(request(8, "one", at=0.004), 0.004) == []
+    assert world.look_at == pytest.approx(0.005)
+    (start,) = world.arrive(request(9, "other", at=0.0041), 0.0041)
+    assert isinstance(start, Start)
+    assert (start.request_id, start.seat) == (9, other)
+    assert world.arrive(request(10, "two", at=0.0042), 0.0042) == []
+    (launch,) = world.turn((), 0.005)
+    assert isinstance(launch, Start)
+    assert (launch.seat, launch.request_ids) == (seat, (8, 10))
+
+
 class _Careless(SpaceTime):
     """Starts all that waits in one launch."""
 

@@ -130,7 +130,7 @@ def test_members_are_loaded_in_the_order_that_the_plan_says() -> None:
         ),
         (
             "members: [{name: a, artifact: x}]\nload: {alone: [b]}",
-            "load.alone: there is no member 'b'",
+            "load.alone: there is no member or lane 'b'",
         ),
         ("members: [{name: a, artifact: x, rate: 1, clients: 1}]", "both a rate and clients"),
     ],

@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
+import time
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.lib.planning_world import SHARES, best_score, pair, point, side, world_of
+from tests.lib.planning_world import (
+    DEVICE,
+    SHARES,
+    best_score,
+    every_placement,
+    exactly,
+    pair,
+    point,
+    side,
+    world_of,
+)
 from tunerd.colocation.planning import queueing
 from tunerd.colocation.planning.answer import Answer, answer, plan_of
+from tunerd.colocation.planning.columns import columns_of, kinds_of
 from tunerd.colocation.planning.curves import Curves
 from tunerd.colocation.planning.mix import Mix
-from tunerd.colocation.planning.pairs import Pairs
-from tunerd.colocation.planning.placement import Lane, Placement, Subject, World
+from tunerd.colocation.planning.neighbours import neighbours
+from tunerd.colocation.planning.pairs import Pair, Pairs, Side
+from tunerd.colocation.planning.placement import Lane, Placement, Subject
 from tunerd.colocation.planning.queueing import Stream, launches, wait_of
 from tunerd.colocation.planning.search import greedy, lanes_of, search
+from tunerd.colocation.planning.slices import launches_beside_lanes
+from tunerd.colocation.planning.world import World
+from tunerd.colocation.policies import policy_of
 
 # --- waiting times -----------------------------------------------------------------------------
 
@@ -77,6 +94,40 @@ def test_launches_of_several_serve_what_one_after_another_cannot() -> None:
     assert 1 < ran.tenants < 4
     assert ran.latency[0](0.99) < 4 * secs[-1]
     assert launches([200], [secs], slices=2).latency[0](0.99) < ran.latency[0](0.99)
+
+
+def test_launches_of_two_groups_are_the_queue_of_their_slices() -> None:
+    """As a queue is run that looks at everyone who waits, for each slice that is free."""
+    rates, secs_of, slices = [120.0, 30.0], [[0.010, 0.014, 0.014], [0.020]], 2
+    rng, now, arrivals = random.Random(5), 0.0, []
+    for _ in range(60_000):
+        now += rng.expovariate(sum(rates))
+        arrivals.append((now, rng.choices((0, 1), rates)[0]))
+    free, latencies = [0.0] * slices, {0: list[float](), 1: list[float]()}
+    waiting, coming = {0: list[float](), 1: list[float]()}, 0
+    while coming < len(arrivals) or any(waiting.values()):
+        start = min(free)
+        free.remove(start)
+        if not any(waiting.values()):
+            start = max(start, arrivals[coming][0])
+        while coming < len(arrivals) and arrivals[coming][0] <= start:
+            waiting[arrivals[coming][1]].append(arrivals[coming][0])
+            coming += 1
+        group = min((g for g in waiting if waiting[g]), key=lambda g: waiting[g][0])
+        taken = waiting[group][: len(secs_of[group])]
+        del waiting[group][: len(taken)]
+        end = start + secs_of[group][len(taken) - 1]
+        latencies[group] += [end - at for at in taken]
+        free.append(end)
+    ran = launches(rates, secs_of, slices=slices)
+    for group, part in itertools.product(latencies, (0.5, 0.9, 0.99)):
+        expected = float(np.quantile(latencies[group], part))
+        assert ran.latency[group](part) == pytest.approx(expected, rel=0.1)
+
+
+def test_a_model_that_is_seldom_asked_has_a_latency_beside_a_busy_one() -> None:
+    ran = launches([2000.0, 2.0], [[0.0002], [0.001]], slices=1)
+    assert 0.001 <= ran.latency[1](0.99) < 0.01
 
 
 # --- what a placement gives --------------------------------------------------------------------
@@ -214,8 +265,36 @@ def test_a_search_without_time_states_the_gap_to_its_bound() -> None:
     assert found.bound <= best <= found.best.score
 
 
-def test_many_members_are_placed_by_the_greedy_search_with_a_bound() -> None:
+def test_members_that_are_alike_are_placed_by_how_many_there_are() -> None:
+    """Of four alike there are 15 groups to be in a lane, and four numbers."""
+    subjects = [Subject(f"m{i}", "m", 25, 0.05) for i in range(4)] + [Subject("b", "b", 9, 0.4)]
+    points = [
+        point(of, s, secs * 100 / s) for of, secs in (("m", 4e-3), ("b", 0.02)) for s in SHARES
+    ]
+    known = [pair(a, s, b, t, 1.3) for a, b in ("mb", "bm", "mm") for s in SHARES for t in SHARES]
+    world = World(subjects, Curves(points), Pairs(known, DEVICE), busy=0.9)
+    found = search(world, shares=SHARES)
+    assert found.is_exact
+    assert found.best is not None
+    assert found.best.score == pytest.approx(best_score(world, SHARES), rel=1e-6)
+    assert [len(kind) for kind in kinds_of(subjects)] == [4, 1]
+    columns = columns_of(world, kinds_of(subjects), SHARES)
+    assert columns is not None
+    assert len(columns) <= (5 * 2 - 1) * len(SHARES)
+
+
+def test_very_many_that_are_alike_are_placed_exactly() -> None:
     subjects = [Subject(f"m{i}", "m", 30, 0.05) for i in range(40)]
+    points = [point("m", s, 0.0002 * 100 / s) for s in SHARES]
+    found = search(World(subjects, Curves(points), Pairs([], DEVICE), busy=0.9), shares=SHARES)
+    assert found.is_exact
+    assert found.best is not None
+    names = [name for lane in found.best.placement.lanes for name in lane.members]
+    assert sorted(names) == sorted(subject.name for subject in subjects)
+
+
+def test_many_members_are_placed_by_the_greedy_search_with_a_bound() -> None:
+    subjects = [Subject(f"m{i}", "m", 30 + i / 40, 0.05) for i in range(40)]
     world = World(
         subjects, Curves([point("m", s, 0.0002 * 100 / s) for s in SHARES]), Pairs([], "a device"),
         busy=0.9,
@@ -315,6 +394,155 @@ def test_batches_of_one_model_are_chosen_where_they_serve_more() -> None:
     one_by_one = [dataclasses.replace(subject, has_batches=False) for subject in subjects]
     world = World(one_by_one, Curves(points), Pairs([], "a device"), busy=0.9)
     assert asked(world).said == "unfit"
+
+
+def with_a_group(of_launches: float, *, pairs: Pairs | None = None) -> World:
+    """Return four tenants that are busy, and a long model that is to have a share of its own."""
+    subjects = [Subject(f"m-{i}", "m", 40, 0.06) for i in range(4)] + [Subject("b", "b", 2, 2.0)]
+    points = [point("m", s, 0.006 * 50 / s) for s in SHARES]
+    points += [point("m", s, of_launches * 50 / s, together=4) for s in SHARES]
+    points += [point("b", s, 0.25 * 50 / s) for s in SHARES]
+    return World(subjects, Curves(points), pairs or Pairs([], DEVICE), busy=0.8)
+
+
+def test_a_group_has_launches_in_a_slice_beside_another_models_lane() -> None:
+    world = with_a_group(0.008)
+    found = asked(world)
+    assert found.said == "plan"
+    assert found.chosen is not None
+    names = tuple(f"m-{i}" for i in range(4))
+    placement = found.chosen.placement
+    assert placement.kind == "space"
+    assert {lane.members: lane.together for lane in placement.lanes} == {names: 4, ("b",): 1}
+    assert "m-0, m-1, m-2, m-3 (up to 4 in a launch)" in placement.text()
+    entries = [
+        {"name": "m", "artifacts": [f"a{i}" for i in range(4)], "rate": 40, "slo_ms": 60},
+        {"name": "b", "artifact": "b", "rate": 2, "slo_ms": 2000},
+    ]
+    plan = plan_of(found, Mix.model_validate({"members": entries}), [*world.subjects.values()])
+    assert plan.policy.model_dump() == {
+        "kind": "space-time", "slices": "lanes", "together": 4, "window_ms": 1.0,
+    }  # fmt: skip
+    (lane,) = {m.lane for m in plan.members if m.name != "b"}
+    policy = policy_of(plan.policy.kind, plan.policy.parameters)
+    laid = {each.name: each.home for each in policy.lay_out(plan.members)}
+    assert laid == {lane: names, "b": ("b",)}
+
+
+def test_launches_in_a_slice_need_a_group_something_beside_it_and_a_point() -> None:
+    world = with_a_group(0.008)
+    sizes = (1, 4)
+    assert launches_beside_lanes(world, shares=SHARES, together=sizes) is not None
+    assert launches_beside_lanes(world, shares=SHARES, together=(1, 2)) is None
+    alone = [s for s in world.subjects.values() if s.of == "m"]
+    without = World(alone, world.curves, world.pairs, busy=0.8)
+    assert launches_beside_lanes(without, shares=SHARES, together=sizes) is None
+    several = [point for point in world.curves if point.together == 1]
+    unmeasured = World([*world.subjects.values()], Curves(several), world.pairs, busy=0.8)
+    assert launches_beside_lanes(unmeasured, shares=SHARES, together=sizes) is None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_best_launches_beside_lanes_of_all_are_found(seed: int) -> None:
+    rng = random.Random(seed)
+    secs = {"m": 0.005, "a": rng.uniform(0.02, 0.1), "b": rng.uniform(0.02, 0.1), "c": 0.03}
+    subjects = [Subject(f"m-{i}", "m", 30, 0.06) for i in range(3)]
+    subjects += [Subject(of, of, rng.uniform(0.1, 0.4) / secs[of], 0.5) for of in "abc"]
+    points = [point(of, s, each * 50 / s) for of, each in secs.items() for s in SHARES]
+    points += [point("m", s, 0.007 * 50 / s, together=3) for s in SHARES]
+    sides = [side(of, s) for of in secs for s in SHARES]
+    sides += [side("m", s, together=3) for s in SHARES]
+    known = [
+        Pair(of, beside, DEVICE, exactly(rng.uniform(1.0, 1.6)), "a law")
+        for of, beside in itertools.product(sides, sides)
+    ]
+    world = World(subjects, Curves(points), Pairs(known, DEVICE), busy=0.9)
+    names = tuple(subject.name for subject in subjects[:3])
+    single = World(subjects[3:], world.curves, world.pairs, busy=0.9)
+    every = [
+        world.forecast(lanes_of([Lane(share, names, 3), *others])).score
+        for share in SHARES
+        for others in every_placement(single, SHARES)
+        if share + sum(lane.share for lane in others) <= 100
+    ]
+    found = launches_beside_lanes(world, shares=SHARES, together=(1, 3))
+    assert found is not None
+    if math.isfinite(min(every)):
+        assert found.score == pytest.approx(min(every), rel=1e-6)
+
+
+def test_a_launch_slows_its_neighbour_by_what_was_measured_of_launches() -> None:
+    def told(of: Side, beside: Side, slowdown: float) -> Pair:
+        return Pair(of, beside, DEVICE, exactly(slowdown), "a law")
+
+    one, four, long = side("m", 50), side("m", 50, together=4), side("b", 50)
+    known = [told(long, four, 1.5), told(four, long, 1.2), told(long, one, 9.0)]
+    world = with_a_group(0.008, pairs=Pairs(known, DEVICE))
+    group = Lane(50, tuple(f"m-{i}" for i in range(4)), 4)
+    placement = Placement("space", (Lane(50, ("b",)), group))
+    *tenants, other = world.forecast(placement).expected
+    assert other.slowdown.how == "measured"
+    assert other.slowdown.interval.value == pytest.approx(1 + 0.5 * 160 * 0.008 / 4)
+    assert tenants[0].slowdown.interval.value == pytest.approx(1 + 0.2 * 2 * 0.25)
+    ((of, beside),) = neighbours(placement, world)
+    assert (of.side, beside.side) == (long, dataclasses.replace(four, name="m-0"))
+    assert [subject.name for subject in beside.subjects] == [*group.members]
+
+
+def test_in_equal_slices_launches_are_beside_launches_of_the_same_group_too() -> None:
+    world = with_a_group(0.008)
+    everyone = Lane(50, tuple(world.subjects), 4)
+    found = [*neighbours(Placement("space-time", (everyone, everyone)), world)]
+    keys = [(of.side.key, beside.side.key) for of, beside in found]
+    four, long = ("m", 50, 4), ("b", 50, 1)
+    assert keys == [(four, four), (four, long), (long, long)]
+    assert [*neighbours(Placement("space-time", (everyone,)), world)] == []
+
+
+def test_a_model_with_batches_has_them_in_a_slice_beside_another_models_lane() -> None:
+    subjects = [Subject("m", "m", 120, 0.05, has_batches=True), Subject("b", "b", 4, 0.5)]
+    points = [point("m", s, 0.006 * 50 / s) for s in SHARES]
+    points += [point("m", s, 0.012 * 50 / s, together=8) for s in SHARES]
+    points += [point("b", s, 0.1 * 50 / s) for s in SHARES]
+    world = World(subjects, Curves(points), Pairs([], DEVICE), busy=0.8)
+    best = launches_beside_lanes(world, shares=SHARES, together=(1, 8))
+    assert best is not None
+    assert best.is_fit
+    lanes = {lane.members: lane.together for lane in best.placement.lanes}
+    assert lanes == {("m",): 8, ("b",): 1}
+    (of,) = world.residents(Lane(50, ("m",), 8))
+    assert [point.together for point in of.sizes] == [1, 8]
+    assert "m (up to 8 in a launch)" in best.placement.text()
+
+
+def test_a_mix_of_a_group_and_others_is_answered_in_a_few_seconds() -> None:
+    subjects = [Subject(f"m-{i}", "m", 40, 0.1) for i in range(8)]
+    subjects += [Subject(of, of, rate, 0.5) for of, rate in (("a", 3), ("b", 5), ("c", 8))]
+    shares = (25, 50, 75, 100)
+    secs = {"m": 0.004, "a": 0.03, "b": 0.02, "c": 0.01}
+    points = [point(of, s, each * 50 / s) for of, each in secs.items() for s in shares]
+    points += [
+        point("m", s, 0.004 * (1 + size / 8) * 50 / s, together=size)
+        for size in (2, 4, 8)
+        for s in shares
+    ]
+    known = [
+        Pair(side(a, s, together=n), side(b, t, together=m), DEVICE, exactly(1.1), "a law")
+        for a, b in itertools.product(secs, secs)
+        for s, t in itertools.product(shares, shares)
+        for n, m in itertools.product((1, 2, 4, 8), (1, 2, 4, 8))
+    ]
+    world = World(subjects, Curves(points), Pairs(known, DEVICE), busy=0.8)
+    began_at = time.process_time()
+    found = answer(world, shares=shares, together=(1, 2, 4, 8))
+    took_secs = time.process_time() - began_at
+    assert found.is_fit
+    assert found.searched is not None
+    assert found.searched.is_exact
+    names = {each.name for each in found.alternatives}
+    assert found.chosen is not None
+    assert "launches beside lanes" in names or found.chosen.placement.kind == "space"
+    assert took_secs < 10  # 2 s where nothing else runs
 
 
 def test_members_of_one_lane_are_so_in_the_plan() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from dataclasses import replace
+import re
+from dataclasses import astuple, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from tunerd.colocation.load.alone import AgainstAlone
-from tunerd.colocation.plan import Member, Plan
+from tunerd.colocation.plan import Member, Plan, lane_of
 from tunerd.colocation.planning import pairs
 from tunerd.colocation.planning.estimates import (
     LEVEL,
@@ -173,10 +174,78 @@ def test_pairs_are_kept_as_lines_and_half_a_line_is_none(tmp_path: Path) -> None
         read_pairs(path)
 
 
+def test_a_side_is_a_launch_of_one_where_a_file_does_not_say(tmp_path: Path) -> None:
+    of, beside = side("a", 50, 1e7, 1e9), replace(side("b", 50, 1e7, 1e9), together=4)
+    pair = Pair(of, beside, DEVICE, Interval(1.2, 1.1, 1.3), "told")
+    append(tmp_path / "new.jsonl", [pair])
+    assert read_pairs(tmp_path / "new.jsonl") == [pair]
+    text = (tmp_path / "new.jsonl").read_text()
+    assert text.count("together") == 2
+    (tmp_path / "old.jsonl").write_text(re.sub(', "together": [0-9]+', "", text))
+    (old,) = read_pairs(tmp_path / "old.jsonl")
+    assert (old.of.together, old.beside.together) == (1, 1)
+    assert old.beside.key != beside.key
+
+
+def test_launches_are_not_estimated_from_pairs_of_single_models(model: SlowdownModel) -> None:
+    of, beside = (model.calibration.checked[0].pair.of, model.calibration.checked[0].pair.beside)
+    assert isinstance(model.estimate(of, beside), Interval)
+    said = model.estimate(of, replace(beside, together=4))
+    assert said == "the size of its neighbour's launches lies outside of what was measured"
+    # The same models, those beside others as one and as four, which costs twice as much.
+    pairs = [each.pair for each in model.calibration.checked]
+    launched = [
+        replace(
+            pair,
+            beside=replace(pair.beside, together=4),
+            slowdown=Interval(*(2 * x for x in astuple(pair.slowdown))),
+        )
+        for pair in pairs
+    ]
+    taught = SlowdownModel([*pairs, *launched])
+    one, four = taught.estimate(of, beside), taught.estimate(of, replace(beside, together=4))
+    assert isinstance(one, Interval)
+    assert isinstance(four, Interval)
+    assert four.value / one.value == pytest.approx(2, rel=0.2)
+
+
 def test_the_calibration_is_drawn_with_a_dot_for_each_pair(model: SlowdownModel) -> None:
     drawn = calibration_plot(model.calibration)
     assert drawn.count("<circle") == len(model.calibration.checked)
     assert "measured 1." in drawn
+
+
+def test_launches_are_measured_full_each_in_a_lane_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    planned: list[Plan] = []
+
+    def benched(plan: Plan, *_: object) -> Any:
+        planned.append(plan)
+        against = [AgainstAlone(name, Interval(1.1, 1.0, 1.2), None, None) for name in ("1", "2")]
+        return SimpleNamespace(results=[SimpleNamespace(against_alone=against)])
+
+    monkeypatch.setattr(pairs, "bench", benched)
+    like = Plan(members=(Member(name="a", artifact=tmp_path),))
+    tenants = [tmp_path / str(n) for n in range(6)]
+    model, four = side("a", 50, 1e7, 1e9), replace(side("b", 25, 1e7, 1e9), together=4)
+
+    def measured(one: tuple[Side, list[Path]], two: tuple[Side, list[Path]]) -> Plan:
+        first, second = pairs.measure(one, two, like=like, device=DEVICE, say=lambda _: None)
+        assert (first.of, first.beside) == (second.beside, second.of) == (one[0], two[0])
+        return planned.pop()
+
+    plan = measured((four, tenants), (model, [tmp_path]))
+    found = {m.name: (lane_of(m), m.share, m.clients, m.artifact) for m in plan.members}
+    assert found == {f"one-{n}": ("one", 25, 2, tenants[n]) for n in range(4)} | {
+        "two": ("two", 50, None, tmp_path)
+    }
+    policy = {"kind": "space-time", "slices": "lanes", "together": 4}
+    assert plan.policy.model_dump() == policy
+    # A batch of one model beside launches that are larger, into which no more of it may go.
+    plan = measured((four, [tmp_path]), (replace(model, together=6), tenants))
+    assert [m.clients for m in plan.members] == [4, *(2,) * 6]
+    assert plan.policy.parameters["together"] == 6
 
 
 @pytest.mark.parametrize("answers", [1, 3, 4])
@@ -194,12 +263,11 @@ def test_a_pair_that_answers_too_little_is_measured_in_longer_rounds(
 
     monkeypatch.setattr(pairs, "bench", benched)
     one, two = (side(name, 50, 1e7, 1e9) for name in ("a", "b"))
-    members = [Member(name=each.name, artifact=tmp_path) for each in (one, two)]
-    like, said = Plan(members=tuple(members)), list[str]()
+    like, said = Plan(members=(Member(name="a", artifact=tmp_path),)), list[str]()
+    sides = [(each, [tmp_path]) for each in (one, two)]
 
     def measured() -> tuple[Pair, Pair]:
-        (a, b), say = members, said.append
-        return pairs.measure((one, a), (two, b), like=like, device=DEVICE, say=say, round_secs=0.5)
+        return pairs.measure(*sides, like=like, device=DEVICE, say=said.append, round_secs=0.5)
 
     if answers <= 3:
         first, second = measured()

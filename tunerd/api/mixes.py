@@ -36,10 +36,11 @@ from tunerd.colocation.planning.lacking import Lacking
 from tunerd.colocation.planning.mix import Entry, Mix, names_of
 from tunerd.colocation.planning.neighbours import neighbours
 from tunerd.colocation.planning.pairs import PAIRS, Pairs
-from tunerd.colocation.planning.placement import WHOLE, Subject, World
+from tunerd.colocation.planning.placement import WHOLE, Subject
 from tunerd.colocation.planning.planned import ANSWER, PLAN, PlannedMix
 from tunerd.colocation.planning.proof import prove
 from tunerd.colocation.planning.team import Team
+from tunerd.colocation.planning.world import World
 from tunerd.errors import InputError, Interrupted
 from tunerd.studies.profile.folder import FACTS
 from tunerd.system import host
@@ -181,7 +182,20 @@ class _Work:
         self, subjects: Sequence[Subject], table: Pairs, costs: Mapping[str, EngineCost]
     ) -> tuple[Answer, Plan | None]:
         mix = self._mix
-        world = World(
+        self._say("searching placements")
+        found = answer(
+            self._world(subjects, table, costs),
+            shares=self._shares,
+            together=mix.search.together,
+            to_measure=self._lacking.lines,
+        )
+        return found, plan_of(found, mix, subjects) if found.is_fit else None
+
+    def _world(
+        self, subjects: Sequence[Subject], table: Pairs, costs: Mapping[str, EngineCost]
+    ) -> World:
+        mix = self._mix
+        return World(
             subjects,
             self.curves,
             table,
@@ -189,14 +203,6 @@ class _Work:
             memory_bytes=memory_of(mix),
             costs=costs,
         )
-        self._say("searching placements")
-        found = answer(
-            world,
-            shares=self._shares,
-            together=mix.search.together,
-            to_measure=self._lacking.lines,
-        )
-        return found, plan_of(found, mix, subjects) if found.is_fit else None
 
     # --- curves --------------------------------------------------------------------------------
 
@@ -424,18 +430,20 @@ class _Work:
         """Measure the pairs of a plan's lanes that nobody has; say whether there were any."""
         assert found.chosen is not None
         is_new = False
-        for (a, of), (b, beside) in neighbours(found.chosen.placement, subjects):
+        world = self._world(subjects, table, {})
+        for one, two in neighbours(found.chosen.placement, world):
+            a, b = one.side, two.side
             if table.slowdown(a, b).how == table.slowdown(b, a).how == "measured":
                 continue
             measured = pairs.measure(
-                (a, Member(name=of.name, artifact=of.kernels)),
-                (b, Member(name=beside.name, artifact=beside.kernels)),
+                (a, one.artifacts),
+                (b, two.artifacts),
                 like=plan,
                 device=table.device,
                 say=self._say,
             )
             pairs.append(self._folder / PAIRS, measured)
-            keep_pairs([of.kernels, beside.kernels], measured, self._on)
+            keep_pairs([one.artifacts[0], two.artifacts[0]], measured, self._on)
             self._team.keep_pairs(measured)
             table.add(measured)
             is_new = True

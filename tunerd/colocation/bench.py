@@ -22,7 +22,7 @@ from tunerd.colocation.load.result import (
     tenants_of,
     window_secs_of,
 )
-from tunerd.colocation.plan import LoadChoice, Plan, PolicyChoice
+from tunerd.colocation.plan import LoadChoice, Plan, PolicyChoice, members_of
 from tunerd.colocation.policies import policy_of
 from tunerd.errors import HostError
 from tunerd.vocabulary import Arrays
@@ -35,8 +35,9 @@ _CAPACITY_CLIENTS = 2  # of each tenant, at least: while one waits, the other is
 
 @dataclass(frozen=True)
 class Rounds:
-    """All requests under one policy: of each round those to all, and those to each member alone.
+    """All requests under one policy: of each round those to all, and those to one alone.
 
+    alone: by the member, or the lane, that had its load alone.
     change_secs: how long each change of shares took meanwhile.
     outages: of each round to all, when the outage that its load says began; None: there was none.
     """
@@ -161,7 +162,13 @@ def _under(plan: Plan, say: Say) -> tuple[LoadResult, Rounds]:
         per_launch={name: group.per_launch for name, group in stats.groups.items()},
         launches={name: group.of_size for name, group in stats.groups.items()},
         against_alone=tuple(
-            against_alone(name, rounds.together, each) for name, each in rounds.alone.items()
+            against_alone(
+                name,
+                rounds.together,
+                each,
+                members=[m.name for m in members_of(plan.members, name)],
+            )
+            for name, each in rounds.alone.items()
         ),
         changes=None
         if plan.load.reshare_every is None
@@ -183,11 +190,11 @@ def _observed(engine: Engine, meter: EnergyMeter, say: Say) -> Rounds:
     """Send the load to all, and in turns to each member alone that the plan names."""
     plan, load, inputs = engine.plan, engine.plan.load, sample_inputs(engine.plan)
     faulting = faulting_inputs(plan)
-    lonely = [m for m in plan.members if m.name in load.alone]
+    lonely = {name: members_of(plan.members, name) for name in load.alone}
     together: list[Observed] = []
     change_secs: list[float] = []
     outages: list[Moments | None] = []
-    alone: dict[str, list[Observed]] = {m.name: [] for m in lonely}
+    alone: dict[str, list[Observed]] = {name: [] for name in lonely}
     for number in range(load.rounds):
         this = load.model_copy(update={"seed": load.seed + number})
         where = f", round {number + 1} of {load.rounds}" if load.rounds > 1 else ""
@@ -197,9 +204,9 @@ def _observed(engine: Engine, meter: EnergyMeter, say: Say) -> Rounds:
         together.append(observed)
         outages.append(breaker.moments(observed))
         change_secs += took_secs
-        for member in lonely:
-            say(f"{plan.policy.kind}: {member.name} alone for {load.duration:g} s{where}")
-            alone[member.name].append(run_load(engine, this, inputs, members=(member,)))
+        for name, members in lonely.items():
+            say(f"{plan.policy.kind}: {name} alone for {load.duration:g} s{where}")
+            alone[name].append(run_load(engine, this, inputs, members=members))
     found = {name: tuple(each) for name, each in alone.items()}
     return Rounds(tuple(together), found, tuple(change_secs), tuple(outages))
 

@@ -34,9 +34,10 @@ writes. With
 
     policy: {kind: space-time, slices: 4, together: 8, window_ms: 1}
 
-up to `together` of their requests are in one launch, in each of `slices` (or of a list of shares).
-A member whose artifact has batches (`tunerd tune --batch 1,4,8`) has launches of several requests
-in the same way: the artifact says which batches there are.
+up to `together` of their requests are in one launch, in each of `slices` (or of a list of shares);
+with `slices: lanes` in the lanes that members name, each for its own. A member whose artifact has
+batches (`tunerd tune --batch 1,4,8`) has launches of several requests in the same way: the artifact
+says which batches there are.
 
 Who reads it needs none of the places, policies or models.
 """
@@ -149,7 +150,8 @@ class LoadChoice(Part):
 
     of_capacity: instead of rates, this percentage of what each member gets in a closed loop under
     the plan's policy, which is measured first. `load: 80%` is that as a Poisson load.
-    alone: members that are sent their load alone, too, in turns with that of all, `rounds` times.
+    alone: members that are sent their load alone, too, in turns with that of all, `rounds` times;
+    or lanes, whose members are sent it together.
     reshare_every: so often all members get their next `shares` while they serve, after the last
     the first again.
     kill: a member whose process is killed meanwhile, as where memory runs out. An open load sends
@@ -263,8 +265,8 @@ class Plan(Part):
         cores = [core for m in {lane_of(m): m for m in self.members}.values() for core in m.cores]
         if len(set(cores)) < len(cores):
             raise ValueError("two members have a core in common; give each its own")
-        if unknown := set(self.load.alone) - set(names):
-            raise ValueError(f"load.alone: there is no member '{min(unknown)}'")
+        if unknown := {name for name in self.load.alone if not members_of(self.members, name)}:
+            raise ValueError(f"load.alone: there is no member or lane '{min(unknown)}'")
         if self.load.reshare_every is not None and len(self.layouts) < 2:
             raise ValueError("load.reshare_every: give every member `shares` to change to")
         if (outage := self.load.outage) is not None and outage.member not in names:
@@ -359,6 +361,12 @@ class Plan(Part):
 def lane_of(member: Member) -> str:
     """Return the name of the lane that is a member's own, or that it has with others."""
     return member.lane or member.name
+
+
+def members_of(members: Sequence[Member], name: str) -> tuple[Member, ...]:
+    """Return the member of this name, or those of the lane; nothing where there is neither."""
+    named = tuple(m for m in members if m.name == name)
+    return named or tuple(m for m in members if m.lane == name)
 
 
 def shares_of(members: Sequence[Member]) -> dict[str, int]:

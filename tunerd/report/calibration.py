@@ -53,9 +53,8 @@ def _dot(each: Checked, scale: Scale) -> Markup:
     at, style = percent(scale.part(pair.slowdown.value)), "better" if each.is_covered else "worse"
     low, high = (_up(value, scale) for value in (estimate.low, estimate.high))
     said = (
-        f"{pair.of.name} at {pair.of.share}% beside {pair.beside.name} at {pair.beside.share}%: "
-        f"measured {pair.slowdown.value:.3f}, estimated {estimate.value:.3f} "
-        f"({estimate.low:.3f} to {estimate.high:.3f})"
+        f"{pair.of.text} beside {pair.beside.text}: measured {pair.slowdown.value:.3f}, "
+        f"estimated {estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
     )
     return element(
         "g",

@@ -180,7 +180,9 @@ def _gain(each: Expected, lanes: dict[str, int], of: Forecast, kind: str) -> tup
     if of.placement.kind == "space-time":
         lane = f"any of {len(of.placement.lanes)}, {of.placement.together} in a launch"
     else:
-        lane = str(lanes[each.member])
+        nth = lanes[each.member]
+        together = of.placement.lanes[nth].together
+        lane = f"{nth}, {together} in a launch" if together > 1 else str(nth)
     slowdown = UNKNOWN
     if each.slowdown.how != "alone":
         value, _ = ratio_texts(each.slowdown.interval)
@@ -217,6 +219,8 @@ def _sentences(found: PlannedMix) -> list[str]:
             )
             notes = {each.slowdown.note for each in chosen.expected if each.slowdown.note}
             said += [f"Assumed to be none where so said: {note}." for note in sorted(notes)]
+        if chosen.placement.kind == "space" and chosen.placement.together > 1:
+            said.append(_launches_text(chosen))
         if found.no_estimate and "assumed" in hows:
             said.append(f"No estimate: {found.no_estimate}.")
         said.append(_WAITING)
@@ -245,6 +249,22 @@ def _sentences(found: PlannedMix) -> list[str]:
             f"{how}; greedy alone was {percent_text(searched.greedy_gap)} above it."
         )
     return said
+
+
+def _launches_text(forecast: Forecast) -> str:
+    """Return which groups have launches in slices of their own, and which policy serves that."""
+    lanes, said = forecast.placement.lanes, []
+    for lane in (lane for lane in lanes if lane.together > 1):
+        (first, *others) = lane.members
+        several = f"{count_text(len(lane.members), 'model')} of one architecture"
+        who = several if others else f"batches of {first}"
+        said.append(f"{who} in the slice of {lane.share}%, up to {lane.together} in a launch")
+    singles = sum(lane.together == 1 for lane in lanes)
+    beside = f", beside {count_text(singles, 'lane')} of others" if singles else ""
+    return (
+        f"Launches: {'; '.join(said)}{beside}. To their neighbours all launches are taken to be "
+        "full. The policy space-time serves this with `slices: lanes`."
+    )
 
 
 def _engine_text(forecast: Forecast) -> str:

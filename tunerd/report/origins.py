@@ -44,9 +44,11 @@ def points_grid(found: PlannedMix) -> Grid:
         of, beside = pair.of, pair.beside
         if pair.origin is None or pair.origin.measured_at is not None:  # else a file's
             slowdown, _ = ratio_texts(pair.slowdown)
+            counts = of.together, beside.together
+            launch = "1" if max(counts) == 1 else ", ".join(map(str, counts))
             rows.append(
-                (f"{of.name} beside {beside.name}", f"{of.share}%, {beside.share}%", "1", slowdown,
-                 origin_text(pair.origin))
+                (f"{of.name} beside {beside.name}", f"{of.share}%, {beside.share}%", launch,
+                 slowdown, origin_text(pair.origin))
             )  # fmt: skip
     return Grid(_HEADS, rows, numbers=range(2, 4))
 

@@ -89,8 +89,8 @@ def measured(
             steps.left_secs(_PAIR_SECS, keep=_PAIR_SECS)
             like = Plan(device=options.device, members=(Member(name="one", artifact=models[one]),))
             found = pairs.measure(
-                (first, Member(name=one, artifact=models[one])),
-                (second, Member(name=two, artifact=models[two])),
+                (first, [models[one]]),
+                (second, [models[two]]),
                 like=like,
                 device=device,
                 say=lambda _: None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,24 +18,33 @@ _REDRAWS = 500  # of rounds; each sorts all latencies again
 
 @dataclass(frozen=True)
 class AgainstAlone:
-    """Ratios beside / alone, of one member under the same load in the same lanes.
+    """Ratios beside / alone, of one member, or those of a lane, under the same load in their lanes.
 
     None where there are too few answers for a percentile, or none. The intervals are by redrawing
     rounds: with one round they have no width.
     """
 
-    member: str
+    member: str  # or lane
     p50: Interval | None
     p99: Interval | None
     per_sec: Interval | None
 
 
 def against_alone(
-    member: str, beside: Sequence[Observed], alone: Sequence[Observed], *, seed: int = 0
+    name: str,
+    beside: Sequence[Observed],
+    alone: Sequence[Observed],
+    *,
+    members: Collection[str] = (),
+    seed: int = 0,
 ) -> AgainstAlone:
-    """Compare the rounds of a member beside all others with as many in which it was alone."""
+    """Compare the rounds of a member beside all others with as many in which it was alone.
+
+    members: of the lane that is so called; without any, the member itself.
+    """
+    of = set(members) or {name}
     rows = np.random.default_rng(seed).integers(0, len(beside), (_REDRAWS, len(beside)))
-    latencies = [[_latencies(o, member) for o in rounds] for rounds in (beside, alone)]
+    latencies = [[_latencies(o, of) for o in rounds] for rounds in (beside, alone)]
     rates = [
         [
             len(found) / (o.window[1] - o.window[0])
@@ -62,7 +71,7 @@ def against_alone(
 
     is_served = all(min(each) > 0 for each in rates)
     return AgainstAlone(
-        member, tail(50), tail(99), _interval(throughput, rows) if is_served else None
+        name, tail(50), tail(99), _interval(throughput, rows) if is_served else None
     )
 
 
@@ -72,7 +81,7 @@ def _interval(ratio: Callable[[Sequence[int]], float], rows: npt.NDArray[np.int6
     return Interval(value, low, high)
 
 
-def _latencies(observed: Observed, member: str) -> Floats:
+def _latencies(observed: Observed, members: Collection[str]) -> Floats:
     return np.array(
-        [s.latency_secs for s in observed.counted if s.member == member and s.end == DONE]
+        [s.latency_secs for s in observed.counted if s.member in members and s.end == DONE]
     )

@@ -12,8 +12,12 @@ Parts, in the order in which a mix meets them:
     team.py         all of that as a team shares it
     estimates.py    the estimate: boosted trees over measured pairs, intervals, and a refusal
     queueing.py     waiting times of a lane: M/G/1, and launches of several requests
-    placement.py    one placement -> what each member may expect, and what it breaks
+    placement.py    who runs where, and what each member may expect of it
+    world.py        one placement -> what each member may expect, and what it breaks
+    neighbours.py   who runs beside whom in one
+    columns.py      lanes as columns of an integer program, members that are alike counted
     search.py       placements: greedy, then exact where the mix is small, and the gap
+    slices.py       groups in launches, in slices of their own beside others' lanes
     answer.py       the best placement, "one after another", or "they do not fit, because"
     proof.py        the plan's load, run: what was expected against what came
     planned.py      all of that as one value

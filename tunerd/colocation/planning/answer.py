@@ -15,16 +15,10 @@ from typing import Any, Literal
 from tunerd.colocation.load.generator import TRIM
 from tunerd.colocation.plan import LoadChoice, Member, Plan, PolicyChoice
 from tunerd.colocation.planning.mix import Mix, names_of
-from tunerd.colocation.planning.placement import (
-    WHOLE,
-    WINDOW_SECS,
-    Forecast,
-    Lane,
-    Placement,
-    Subject,
-    World,
-)
+from tunerd.colocation.planning.placement import WHOLE, Forecast, Lane, Placement, Subject
 from tunerd.colocation.planning.search import Searched, lanes_of, search
+from tunerd.colocation.planning.slices import launches_beside_lanes
+from tunerd.colocation.planning.world import WINDOW_SECS, World
 from tunerd.stats.tail import samples_needed
 from tunerd.system.text import percent_text
 
@@ -84,6 +78,9 @@ def answer(
     if launched:
         best = min(launched, key=_rank)
         offered[f"{best.placement.together} in a launch"] = best
+    beside = launches_beside_lanes(world, shares=shares, together=together)
+    if beside is not None:
+        offered["launches beside lanes"] = beside
     if not offered:
         return unknown(to_measure)
     chosen = min(offered, key=lambda name: _rank(offered[name]))
@@ -138,9 +135,10 @@ def plan_of(answer: Answer, mix: Mix, subjects: Sequence[Subject]) -> Plan:
         for name, entry in entries.items()
     )
     policy: dict[str, Any] = {"kind": placement.kind}
-    if placement.kind == "space-time":
-        policy |= {
-            "slices": [lane.share for lane in placement.lanes],
+    if placement.kind == "space-time" or placement.together > 1:
+        policy = {
+            "kind": "space-time",
+            "slices": "lanes" if is_space else [lane.share for lane in placement.lanes],
             "together": placement.together,
             "window_ms": WINDOW_SECS * 1e3,
         }
@@ -190,7 +188,7 @@ def _launched(world: World, shares: Sequence[int], together: Sequence[int]) -> I
             continue
         for size in sorted(set(together) & set().union(*measured) - {1}):
             for count in range(1, WHOLE // share + 1):
-                yield Placement("space-time", (Lane(share, names),) * count, size)
+                yield Placement("space-time", (Lane(share, names, size),) * count)
 
 
 def _times(world: World, placement: Placement) -> float:
@@ -203,7 +201,7 @@ def _times(world: World, placement: Placement) -> float:
     if not holds(low):
         return 0.0
     # Of launches each look is a queue that is run.
-    for _ in range(_STEPS // 2 if placement.kind == "space-time" else _STEPS):
+    for _ in range(_STEPS // 2 if placement.together > 1 else _STEPS):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low

@@ -144,6 +144,8 @@ class SlowdownModel:
             *(math.log1p(beside.features[name]) for name in self._names),
             math.log(of.share),
             math.log(beside.share),
+            math.log(of.together),
+            math.log(beside.together),
         ]
 
     def _labels(self) -> list[str]:
@@ -153,6 +155,8 @@ class SlowdownModel:
             *(f"its neighbour's {name}" for name in names),
             "its share",
             "its neighbour's share",
+            "the size of its launches",
+            "the size of its neighbour's launches",
         ]
 
 

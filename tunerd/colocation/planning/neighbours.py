@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from tunerd.colocation.planning import features
-from tunerd.colocation.planning.pairs import Side
-from tunerd.colocation.planning.placement import Placement, Subject
+from tunerd.colocation.planning.placement import Placement, Resident
+from tunerd.colocation.planning.world import World
 
 
-def neighbours(
-    placement: Placement, subjects: Sequence[Subject]
-) -> Iterator[tuple[tuple[Side, Subject], tuple[Side, Subject]]]:
+def neighbours(placement: Placement, world: World) -> Iterator[tuple[Resident, Resident]]:
     """Yield who runs beside whom at which shares; of slices that serve everyone one of an entry."""
-    by_name = {subject.name: subject for subject in subjects}
+    lanes = placement.lanes
     if placement.kind == "space-time":
-        share = placement.lanes[0].share
-        firsts = list({subject.of: subject for subject in reversed(subjects)}.values())
-        chosen = itertools.combinations_with_replacement(firsts, 2)
-        for one, two in chosen if len(placement.lanes) > 1 else ():
-            yield (_side(one, share), one), (_side(two, share), two)
+        chosen = itertools.combinations_with_replacement(world.residents(lanes[0]), 2)
+        yield from chosen if len(lanes) > 1 else ()
         return
-    for first, second in itertools.combinations(placement.lanes, 2):
-        for names in itertools.product(first.members, second.members):
-            one, two = (by_name[name] for name in names)
-            yield (_side(one, first.share), one), (_side(two, second.share), two)
-
-
-def _side(subject: Subject, share: int) -> Side:
-    of = features.at_share(subject.features, share)
-    return Side(subject.name, subject.architecture or subject.of, share, of)
+    for first, second in itertools.combinations(lanes, 2):
+        yield from itertools.product(world.residents(first), world.residents(second))

@@ -2,17 +2,19 @@
 
 A pair is measured by `colocation.bench`: both at their shares, each with its next request sent when
 the last is answered, together and alone in turns; the slowdown is the median beside over that
-alone. Pairs are kept as lines of JSON with the features of both, so that they outlast the artifacts
-and teach the estimate.
+alone. A side may be launches of several requests, of as many models of one architecture or of one
+that has batches. Pairs are kept as lines of JSON with the features of both, so that they outlast
+the artifacts and teach the estimate.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from tunerd.colocation.planning.estimates import SlowdownModel
 
 How = Literal["measured", "estimated", "assumed", "alone"]
+Key = tuple[str, int, int]  # architecture, share, how many in a launch
 PAIRS = "pairs.jsonl"
 ROUNDS, ROUND_SECS = 3, 1.0  # of a measured pair: together, and each alone
 _LONGER = (1, 4, 16)  # times as long, until each has answered enough
@@ -34,16 +37,27 @@ _LONGER = (1, 4, 16)  # times as long, until each has answered enough
 
 @dataclass(frozen=True)
 class Side:
-    """A model at a share. architecture: what models with the same kernels have in common."""
+    """A model at a share, or launches of several of its architecture's requests there.
+
+    architecture: what models with the same kernels have in common. features: of one request.
+    together: how many requests a launch has.
+    """
 
     name: str
     architecture: str
     share: int  # percent
     features: Mapping[str, float]
+    together: int = 1
 
     @property
-    def key(self) -> tuple[str, int]:
-        return self.architecture, self.share
+    def key(self) -> Key:
+        return self.architecture, self.share, self.together
+
+    @property
+    def text(self) -> str:
+        """Return it for people."""
+        launch = f" ({self.together} in a launch)" if self.together > 1 else ""
+        return f"{self.name} at {self.share}%{launch}"
 
 
 @dataclass(frozen=True)
@@ -86,7 +100,7 @@ class Pairs:
         self.model = model
         self.measured = [pair for pair in pairs if pair.device == device]
         self._by_key = {(p.of.key, p.beside.key): p for p in self.measured}
-        self._said: dict[tuple[tuple[str, int], tuple[str, int]], Slowdown] = {}
+        self._said: dict[tuple[Key, Key], Slowdown] = {}
 
     def add(self, pairs: Iterable[Pair]) -> None:
         for pair in pairs:
@@ -116,8 +130,8 @@ class Pairs:
 
 
 def measure(
-    one: tuple[Side, Member],
-    two: tuple[Side, Member],
+    one: tuple[Side, Sequence[Path]],
+    two: tuple[Side, Sequence[Path]],
     *,
     like: Plan,
     device: str,
@@ -125,19 +139,22 @@ def measure(
     rounds: int = ROUNDS,
     round_secs: float = ROUND_SECS,
 ) -> tuple[Pair, Pair]:
-    """Run two members beside each other; return what each loses.
+    """Run two sides beside each other; return what each loses.
 
-    Rounds are made longer where a member answers too little in them for a median. Raises InputError
+    Rounds are made longer where a side answers too little in them for a median. Raises InputError
     where that does not help, and as Engine.start does.
 
-    like: a plan whose place and device are taken.
+    Args:
+        one, two: a side, and its artifacts: as many as a launch has requests, or one with batches.
+        like: a plan whose place and device are taken.
     """
     sides = one[0], two[0]
-    members = tuple(
-        Member(name=name, artifact=member.artifact, share=side.share)
-        for name, (side, member) in zip(("one", "two"), (one, two), strict=True)
-    )
-    names = f"{sides[0].name} at {sides[0].share}% beside {sides[1].name} at {sides[1].share}%"
+    together = max(side.together for side in sides)
+    members = (*_busy("one", *one, together), *_busy("two", *two, together))
+    policy: dict[str, Any] = {"kind": "space"}
+    if together > 1:
+        policy = {"kind": "space-time", "slices": "lanes", "together": together}
+    names = f"{sides[0].text} beside {sides[1].text}"
     for longer in _LONGER:
         secs = longer * round_secs
         load = LoadChoice(kind="closed", duration=secs, alone=("one", "two"), rounds=rounds)
@@ -145,7 +162,7 @@ def measure(
             update={
                 "members": members,
                 "order": (),
-                "policy": PolicyChoice(kind="space"),
+                "policy": PolicyChoice.model_validate(policy),
                 "load": load,
             }
         )
@@ -160,6 +177,27 @@ def measure(
         f"{slow.name} answered too little in {secs:g} s to tell its median ({names}); say "
         "`pairs: estimate` or `none` under `search`"
     )
+
+
+def _busy(lane: str, side: Side, artifacts: Sequence[Path], most: int) -> Iterator[Member]:
+    """Yield the members of a side in a lane of its share, always busy.
+
+    Of launches there are requests for two: while one runs the next is full. Where others' launches
+    may have more (`most`), there are requests for one, so that these do not.
+    """
+    if side.together == 1:
+        yield Member(name=lane, artifact=artifacts[0], share=side.share)
+        return
+    artifacts = artifacts[: side.together]
+    requests = side.together * (2 if side.together == most else 1)
+    for nth, artifact in enumerate(artifacts):
+        yield Member(
+            name=f"{lane}-{nth}",
+            artifact=artifact,
+            share=side.share,
+            lane=lane,
+            clients=math.ceil(requests / len(artifacts)),
+        )
 
 
 def append(path: Path, pairs: Iterable[Pair]) -> None:

@@ -15,12 +15,17 @@ queue itself is run, with seeded arrivals.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 import random
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+
+from tunerd.stats.interval import Floats
 
 _ARRIVALS = 20_000  # of a queue that is run: 200 lie beyond the 99th percentile
 _WARM_UP = 1_000
@@ -99,7 +104,7 @@ def launches(
     window_secs: float = 0.0,
     seed: int = 0,
 ) -> Launched:
-    """Run a queue with bulk service.
+    """Run a queue with bulk service. The last few that were run are kept.
 
     Args:
         rates: requests per second of each group.
@@ -107,41 +112,92 @@ def launches(
         slices: that serve all groups, each one launch at a time.
         window_secs: for which a launch that is not full may wait; added to each latency.
     """
-    groups = range(len(rates))
-    latencies: list[list[float]] = [[] for _ in groups]
-    at_full = math.fsum(rates[g] * secs_of[g][-1] / len(secs_of[g]) for g in groups)
-    if at_full >= slices:
-        return Launched(tuple((lambda part: math.inf) for _ in groups), at_full / slices, math.nan)
-    rng = random.Random(seed)
-    total, now = math.fsum(rates), 0.0
-    free = [0.0] * slices
-    waiting: list[deque[float]] = [deque() for _ in groups]
-    arrivals: list[tuple[float, int]] = []
-    for _ in range(_ARRIVALS):
-        now += rng.expovariate(total)
-        arrivals.append((now, rng.choices(groups, rates)[0]))
-    worked = 0.0
-    done = launched = 0
-    coming = 0
-    while done < len(arrivals):
-        start = heapq.heappop(free)
-        if not any(waiting):
-            start = max(start, arrivals[coming][0])
-        while coming < len(arrivals) and arrivals[coming][0] <= start:
-            waiting[arrivals[coming][1]].append(arrivals[coming][0])
-            coming += 1
-        group = min((g for g in groups if waiting[g]), key=lambda g: waiting[g][0])
-        taken = min(len(waiting[group]), len(secs_of[group]))
-        secs = secs_of[group][taken - 1]
-        for _ in range(taken):
-            latencies[group].append(start + secs - waiting[group].popleft())
-        worked, done, launched = worked + secs, done + taken, launched + 1
-        heapq.heappush(free, start + secs)
-    ordered = [sorted(each[_WARM_UP // len(rates) :]) or [math.inf] for each in latencies]
+    return _launches(tuple(rates), tuple(map(tuple, secs_of)), slices, window_secs, seed)
 
-    def quantile_of(values: list[float]) -> Callable[[float], float]:
-        return lambda part: values[min(len(values) - 1, int(part * len(values)))] + window_secs
+
+@functools.lru_cache(maxsize=64)
+def _launches(
+    rates: tuple[float, ...],
+    secs_of: tuple[tuple[float, ...], ...],
+    slices: int,
+    window_secs: float,
+    seed: int,
+) -> Launched:
+    at_full = math.fsum(
+        rate * secs[-1] / len(secs) for rate, secs in zip(rates, secs_of, strict=True)
+    )
+    if at_full >= slices:
+        return Launched(tuple((lambda part: math.inf) for _ in rates), at_full / slices, math.nan)
+    came = _arrivals(rates, seed)
+    ends, counts = _served([each.tolist() for each in came], secs_of, slices)
+    last_at = max(float(each[-1]) for each in came if len(each))
+    begun_at = last_at * _WARM_UP / _ARRIVALS
+    latencies = []
+    for at, end_of, count_of in zip(came, ends, counts, strict=True):
+        taken = np.repeat(end_of, count_of) - at
+        latencies.append(np.sort(taken[at > begun_at]))
+    worked = math.fsum(
+        secs[count - 1]
+        for secs, count_of in zip(secs_of, counts, strict=True)
+        for count in count_of
+    )
+
+    def quantile_of(values: Floats) -> Callable[[float], float]:
+        if not len(values):
+            return lambda part: math.inf
+        return lambda part: (
+            float(values[min(len(values) - 1, int(part * len(values)))]) + (window_secs)
+        )
 
     return Launched(
-        tuple(map(quantile_of, ordered)), worked / (now * slices), len(arrivals) / launched
+        tuple(map(quantile_of, latencies)),
+        worked / (last_at * slices),
+        _ARRIVALS / sum(map(len, counts)),
     )
+
+
+def _served(
+    came: Sequence[list[float]], secs_of: Sequence[Sequence[float]], slices: int
+) -> tuple[list[list[float]], list[list[int]]]:
+    """Return when each launch of each group ends, and how many requests it has.
+
+    Whoever has waited for longest is next, and as many of its group as there are and have room.
+
+    came: when the requests of each group came, in order.
+    """
+    ends: list[list[float]] = [[] for _ in came]
+    counts: list[list[int]] = [[] for _ in came]
+    lines = [[*line, math.inf] for line in came]
+    lasts = [len(line) for line in came]
+    most = [len(secs) for secs in secs_of]
+    heads, at = [line[0] for line in lines], [0] * len(lines)
+    free = [0.0] * slices
+    while (first := min(heads)) < math.inf:
+        group = heads.index(first)
+        start, line, nth = max(free[0], first), lines[group], at[group]
+        after = bisect_right(line, start, nth + 1, min(nth + most[group], lasts[group]))
+        end = start + secs_of[group][after - nth - 1]
+        heapq.heapreplace(free, end)
+        ends[group].append(end)
+        counts[group].append(after - nth)
+        heads[group], at[group] = line[after], after
+    return ends, counts
+
+
+def _arrivals(rates: Sequence[float], seed: int) -> list[Floats]:
+    """Return when the requests of each group come, in order."""
+    moments, marks = _drawn(seed)
+    edges = np.cumsum(rates)
+    group_of = np.searchsorted(edges[:-1], marks * edges[-1], side="right")
+    return [moments[group_of == group] / edges[-1] for group in range(len(rates))]
+
+
+@functools.cache
+def _drawn(seed: int) -> tuple[Floats, Floats]:
+    """Return when requests come of which there is one a second, and of each which it is, by chance.
+
+    Each queue that is run has the same ones, so that two differ by what serves them alone.
+    """
+    rng = random.Random(seed)
+    gaps = [rng.expovariate(1.0) for _ in range(_ARRIVALS)]
+    return np.cumsum(gaps), np.array([rng.random() for _ in range(_ARRIVALS)])

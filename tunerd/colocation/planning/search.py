@@ -1,28 +1,28 @@
 """Which lanes, of which shares, with which members: greedy, then exact, and the gap between them.
 
-A lane is a column: its members, its share, and the score of its worst member without neighbours.
-Columns that have each member once and are 100% at most in all are a placement; the one whose worst
-column is least bad is an integer program (set partitioning with a minimax objective), which HiGHS
-solves through scipy.optimize.milp. Neighbours make scores worse and never better, so that its value
-is a bound; a placement whose full score is above the bound is cut off and the next one asked for,
-until the bound meets the best that was found (combinatorial Benders cuts: Hooker and Ottosson,
-Math. Program. 96, 2003). Where that does not end in time, the gap to the bound is what is stated.
+A lane is a column: its members, its share, and what the score of its worst member is at least, by
+the least that each of the others may cost it. Columns that have each member once and are 100% at
+most in all are a placement; the one whose worst column is least bad is an integer program (set
+partitioning with a minimax objective), which HiGHS solves through scipy.optimize.milp (columns.py).
+Neighbours cost no less, so that its value is a bound; a placement whose full score is above the
+bound is cut off and the next one asked for, until the bound meets the best that was found
+(combinatorial Benders cuts: Hooker and Ottosson, Math. Program. 96, 2003). Where that does not end
+in time, the gap to the bound is what is stated.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
+from tunerd.colocation.planning.columns import Column, Kind, Program, columns_of, kinds_of
+from tunerd.colocation.planning.placement import WHOLE, Forecast, Lane, Placement
+from tunerd.colocation.planning.world import World
 
-from tunerd.colocation.planning.placement import WHOLE, Forecast, Lane, Placement, World
-
-MOST_COLUMNS = 6000  # of an integer program; with four shares that is ten members
-EXACT_SECS = 20.0
+EXACT_SECS = 5.0
+_LEAST_SECS = 0.1  # of a solution
 _CLOSE = 1e-9
 
 
@@ -67,10 +67,11 @@ def search(
         for name in world.subjects
     }
     bound = max(alone.values())
-    count = len(world.subjects)
-    if count > 30 or ((1 << count) - 1) * len(allowed) > MOST_COLUMNS:
+    kinds = kinds_of(world.subjects.values())
+    columns = columns_of(world, kinds, allowed)
+    if columns is None:
         return Searched(first, first, bound, False)
-    return _exact(world, allowed, first, bound, clock, limit_secs)
+    return exact(world, kinds, columns, first, bound, clock=clock, limit_secs=limit_secs)
 
 
 def lanes_of(lanes: Sequence[Lane]) -> Placement:
@@ -144,83 +145,51 @@ def _larger(world: World, lanes: list[Lane], shares: Sequence[int]) -> list[Lane
     return None
 
 
-def _exact(
+def exact(
     world: World,
-    shares: Sequence[int],
+    kinds: Sequence[Kind],
+    columns: Sequence[Column],
     first: Forecast | None,
     bound: float,
+    *,
     clock: Callable[[], float],
     limit_secs: float,
 ) -> Searched:
-    names = list(world.subjects)
-    columns = [
-        (score, Lane(share, members))
-        for size in range(1, len(names) + 1)
-        for members in itertools.combinations(names, size)
-        for share in shares
-        if math.isfinite(score := world.lane_score(frozenset(members), share))
-    ]
+    """Return the best placement of these lanes in which each member has one.
+
+    Args:
+        kinds, columns: members, and the lanes that they may have.
+        first: a placement that was found before, by greedy search.
+        bound: no placement has a lower score.
+    """
     if not columns:
         return Searched(first, first, bound, True)
-    program = _Program(names, columns)
+    program = Program(kinds, columns)
     best, until = first, clock() + limit_secs
-    while (solved := program.solve()) is not None:
+    while True:
+        try:
+            below = math.inf if best is None or _lacks_memory(best) else best.score - _CLOSE
+            solved = program.solve(limit_secs=max(_LEAST_SECS, until - clock()), below=below)
+        except TimeoutError:
+            break
+        if solved is None:  # nothing is left that may be better
+            return Searched(best, first, best.score if best is not None else bound, True)
         bound = max(bound, solved[0])
         if best is not None and _rank(best) <= (False, bound + _CLOSE):
             return Searched(best, first, min(bound, best.score), True)
-        found = world.forecast(lanes_of([columns[nth][1] for nth in solved[1]]))
+        found = world.forecast(lanes_of(program.lanes(solved[1])))
         best = found if best is None or _rank(found) < _rank(best) else best
         program.cut(solved[1])
         if clock() > until:
-            return Searched(best, first, min(bound, best.score), False)
-    # All placements were seen.
-    bound = best.score if best is not None else bound
-    return Searched(best, first, bound, True)
+            break
+    bound = min(bound, best.score) if best is not None else bound
+    return Searched(best, first, bound, False)
 
 
 def _rank(forecast: Forecast) -> tuple[bool, float]:
     """Return what orders placements: those that do not fit into the memory come last."""
-    return any(p.startswith("memory:") for p in forecast.problems), forecast.score
+    return _lacks_memory(forecast), forecast.score
 
 
-class _Program:
-    """Columns of which each member has one, with the least worst score. Solved again after cuts."""
-
-    def __init__(self, names: Sequence[str], columns: Sequence[tuple[float, Lane]]) -> None:
-        self._count = count = len(columns)
-        has = np.array([[name in lane.members for _, lane in columns] for name in names], float)
-        scores = np.array([score for score, _ in columns])
-        share = np.array([lane.share for _, lane in columns], float)
-        parts = [
-            (np.c_[has, np.zeros(len(names))], 1.0, 1.0),
-            (np.c_[has * scores, -np.ones(len(names))], -np.inf, 0.0),
-            (np.append(share, 0.0)[None], -np.inf, float(WHOLE)),
-        ]
-        self._rows = np.vstack([rows for rows, _, _ in parts])
-        self._low = [low for rows, low, _ in parts for _ in rows]
-        self._high = [high for rows, _, high in parts for _ in rows]
-        self._aim = np.append(np.zeros(count), 1.0)
-
-    def solve(self) -> tuple[float, tuple[int, ...]] | None:
-        """Return the least worst score and the columns that have it; None where there are none."""
-        from scipy.optimize import Bounds, LinearConstraint, milp
-
-        count = self._count
-        found = milp(
-            self._aim,
-            constraints=LinearConstraint(self._rows, self._low, self._high),
-            integrality=np.append(np.ones(count), 0.0),
-            bounds=Bounds(np.zeros(count + 1), np.append(np.ones(count), np.inf)),
-            options={"mip_rel_gap": 0.0},
-        )
-        if found.x is None:
-            return None
-        return float(found.x[-1]), tuple(np.flatnonzero(found.x[:count] > 0.5).tolist())
-
-    def cut(self, chosen: Sequence[int]) -> None:
-        """Have no further solution with all of these columns."""
-        row = np.zeros(self._count + 1)
-        row[list(chosen)] = 1.0
-        self._rows = np.vstack([self._rows, row])
-        self._low.append(-np.inf)
-        self._high.append(len(chosen) - 1.0)
+def _lacks_memory(forecast: Forecast) -> bool:
+    return any(problem.startswith("memory:") for problem in forecast.problems)

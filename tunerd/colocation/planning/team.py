@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tunerd.colocation.planning.curves import Origin, Point, point_json, point_of
 from tunerd.colocation.planning.engine_cost import EngineCost, Key
-from tunerd.colocation.planning.pairs import Pair
+from tunerd.colocation.planning.pairs import Pair, Side
 from tunerd.errors import InputError, TunerdError
 from tunerd.records.points import MachineKind, SharedPoint, TeamPoints
 from tunerd.system import clock
@@ -166,7 +166,7 @@ class Team:
         self._keep(self._of_cost(cost.key), asdict(cost))
 
     def _of_pair(self, pair: Pair) -> str:
-        of, beside = pair.of.key, pair.beside.key
+        of, beside = _of_side(pair.of), _of_side(pair.beside)
         return _subject("pair", of=of, beside=beside, place=self._place)
 
     def _of_cost(self, key: Key) -> str:
@@ -185,6 +185,12 @@ class Team:
     def _origin(self, shared: SharedPoint) -> Origin:
         assert self._address is not None
         return Origin(self._address.shown, shared.host, shared.measured_at)
+
+
+def _of_side(side: Side) -> list[str | int]:
+    """Return what names a side, of one model as stores have it from before there were launches."""
+    architecture, share, together = side.key
+    return [architecture, share, together] if together > 1 else [architecture, share]
 
 
 def _of_curve(digest: str, share: int, together: int, how: str) -> str:

@@ -21,6 +21,9 @@ Who is first is as in `ordered`, over all slices, and the first takes company al
   none where a member's objective is less than some launches long.
 
 Members without such kernels, and others' artifacts, run in the slices as requests of one.
+
+With `slices: lanes` there are the lanes of the plan instead, each for its own members: a group has
+launches in its lane, beside another model in another one.
 """
 
 from __future__ import annotations
@@ -29,12 +32,12 @@ import heapq
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from tunerd.colocation.plan import Member
-from tunerd.colocation.policies.base import Choice, Policy, Together, View
+from tunerd.colocation.policies.base import Choice, Policy, Together, View, own_lanes
 from tunerd.colocation.policies.forecast import Forecast
 from tunerd.colocation.policies.ordered import Ordered, is_short
 from tunerd.colocation.work import Lane, Running, Waiting
@@ -49,7 +52,8 @@ Share = Annotated[int, Field(ge=1, le=100)]
 
 class SpaceTime(Ordered):
     """Attributes:
-    slices: how many, of equal shares; or the shares, in percent.
+    slices: how many, of equal shares; or the shares, in percent. `lanes`: those of the members, by
+        their shares and lanes in the plan, each for its own.
     together: the most requests of a launch.
     window_ms: how long a request may wait for company beside an idle slice.
     """
@@ -57,13 +61,13 @@ class SpaceTime(Ordered):
     kind: ClassVar[str] = "space-time"
     about: ClassVar[str] = "slices that take several requests of one architecture in a launch"
 
-    slices: Annotated[int, Field(ge=1, le=64)] | tuple[Share, ...] = 1
+    slices: Annotated[int, Field(ge=1, le=64)] | tuple[Share, ...] | Literal["lanes"] = 1
     together: Annotated[int, Field(ge=1, le=64)] = 8
     window_ms: Annotated[float, Field(ge=0, le=1)] = 1.0
 
     @field_validator("slices")
     @classmethod
-    def _fit(cls, slices: int | tuple[int, ...]) -> int | tuple[int, ...]:
+    def _fit(cls, slices: int | tuple[int, ...] | str) -> int | tuple[int, ...] | str:
         if isinstance(slices, tuple) and not 0 < sum(slices) <= 100:
             raise ValueError(f"the slices come to {sum(slices)}%; give 1% to 100% in all")
         return slices
@@ -73,16 +77,39 @@ class SpaceTime(Ordered):
             return None
         busy = {running.lane for running in view.running}
         choices = [*view.startable()]
-        chosen = self._chosen(view, [c for c in choices if c[1].name not in busy])
-        if chosen is not None or not busy:
-            return chosen
-        waiting = sum(1 for _ in itertools.islice(view.waiting, self.together))
+        started, held = self._started_or_held(view, [c for c in choices if c[1].name not in busy])
+        if started is not None or not busy:
+            return started or held
+        count = sum(1 for _ in itertools.islice(view.waiting, self.together))
         # Of a group only what fills a launch goes behind another one.
-        full = [c for c in choices if c[1].name in busy and self._together(c[0], view) <= waiting]
+        full = [
+            (waiting, lane)
+            for waiting, lane in choices
+            if lane.name in busy
+            and (most := self._together(waiting, view)) <= count
+            and (not self._has_homes or most <= self._count_for(lane, view, most))
+        ]
         behind = self._chosen(view, full)
         if isinstance(behind, tuple):
             behind = Together((behind[0],), behind[1])
-        return behind if behind is not None and self._may_be_behind(behind, view) else None
+        return behind if behind is not None and self._may_be_behind(behind, view) else held
+
+    def _started_or_held(
+        self, view: View, choices: list[Choice]
+    ) -> tuple[Choice | Together | None, Together | None]:
+        """Return what starts now on one of these lanes, and what waits for company meanwhile.
+
+        What waits in one lane keeps nobody from another. Of several that wait the one that starts
+        first is returned.
+        """
+        held: Together | None = None
+        while choices:
+            chosen = self._chosen(view, choices)
+            if not isinstance(chosen, Together) or chosen.at <= view.now:
+                return chosen, held
+            held = chosen if held is None or chosen.at < held.at else held
+            choices = [c for c in choices if c[1].name != chosen.lane.name]
+        return None, held
 
     starts = Policy.starts  # who comes along changes with each launch
 
@@ -105,6 +132,8 @@ class SpaceTime(Ordered):
     def lay_out(self, members: Sequence[Member]) -> tuple[Lane, ...]:
         names = tuple(m.name for m in members)
         shares = self.slices
+        if isinstance(shares, str):
+            return own_lanes(members)
         if isinstance(shares, int):
             shares = (100 // shares,) * shares
         return tuple(Lane(f"slice-{nth}", share, names) for nth, share in enumerate(shares))
@@ -117,8 +146,10 @@ class SpaceTime(Ordered):
             return waiting, lane
         busy = {running.lane: running for running in view.running}
         empty = [each for each in view.idle if each.name not in busy]
+        if self._has_homes:
+            empty = [each for each in empty if waiting.request.member in each.home]
         idle = max(1, sum(view.can_start(waiting, each) for each in empty))
-        count = len(list(itertools.islice(view.waiting, most * idle)))
+        count = self._count_for(lane, view, most * idle)
         before = busy.get(lane.name)
         launch = _Launch(waiting, lane, view, _ends_at(before, lane, view) if before else view.now)
         self._fill(launch, min(most, math.ceil(count / idle)), seen)
@@ -158,6 +189,19 @@ class SpaceTime(Ordered):
 
     def _together(self, waiting: Waiting, view: View) -> int:
         return min(self.together, view.together(waiting))
+
+    @property
+    def _has_homes(self) -> bool:
+        """Whether a lane is for its own members; else each is for all."""
+        return self.slices == "lanes"
+
+    def _count_for(self, lane: Lane, view: View, most: int) -> int:
+        """Return how many requests wait that a lane may have, `most` at most."""
+        waits = view.waiting
+        if self._has_homes:
+            home = set(lane.home)
+            waits = (waiting for waiting in waits if waiting.request.member in home)
+        return sum(1 for _ in itertools.islice(waits, most))
 
 
 def _ends_at(running: Running, lane: Lane, view: View) -> float:
