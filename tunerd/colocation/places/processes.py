@@ -178,9 +178,9 @@ class RunnersPlace(Place):
             with self._lock:
                 self._running.pop(turn, None)
             told(answer)
-            turn.leave()
             if isinstance(answer, Fault):
                 self._turns.leave(seat)
+            turn.leave()
 
         held.start(
             segment,
