@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import queue
 import signal
@@ -176,6 +178,34 @@ def test_a_seat_that_faults_with_all_that_it_takes_serves_again(
         done = subject.run(seat, inputs(nth))
         assert isinstance(done, Done)
         assert same(done.outputs, subject.expected(0, inputs(nth)))
+
+
+def test_a_seat_that_is_loaded_again_leaves_no_shared_memory_behind(root: Path) -> None:
+    with opened(processes, root) as subject:
+        (lane,) = subject.place.cut([Lane("whole", 100, ("m0",))])
+        seat = subject.load(0, lane)
+        before = shared_memories()
+        assert before > 0
+        gc.collect()
+        gc.freeze()  # as while an engine is open
+        try:
+            for _ in range(2):
+                subject.fault(seat)
+                assert isinstance(subject.run(seat, inputs()), Fault)
+                subject.place.reload(seat)
+            assert isinstance(subject.run(seat, inputs()), Done)
+            assert shared_memories() == before
+        finally:
+            gc.unfreeze()
+
+
+def shared_memories() -> int:
+    """Return how many pieces of memory without a name this process has open."""
+    links = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the folder itself is closed by now
+            links.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return sum(link.startswith("/memfd:tunerd") for link in links)
 
 
 def test_what_hangs_keeps_another_seat_of_its_lane_waiting_until_it_is_evicted(
