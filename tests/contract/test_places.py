@@ -7,6 +7,7 @@ import gc
 import os
 import queue
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -392,3 +393,18 @@ def test_a_process_that_somebody_kills_is_no_fault_of_its_member(root: Path) -> 
         assert not fault.is_own
         subject.place.reload(seat)
         assert isinstance(subject.run(seat, inputs()), Done)
+
+
+def test_to_kill_a_member_reaches_no_stranger_that_has_its_pid_by_now(root: Path) -> None:
+    with opened(processes, root) as subject, subprocess.Popen(["sleep", "60"]) as stranger:
+        try:
+            (lane,) = subject.place.cut([Lane("whole", 100, ("m0",))])
+            seat = subject.load(0, lane)
+            (held,) = runners_of(subject)
+            held.pid, own = stranger.pid, held.pid  # as where its own has ended
+            subject.place.kill("m0")
+            held.pid = own
+            assert isinstance(subject.run(seat, inputs()), Fault)
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()

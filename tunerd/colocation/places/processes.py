@@ -75,6 +75,7 @@ class _Seat:
             buffers=len(self._threads),
         )
         self.segments, self.pid = len(found.secs), proof.runner_pid
+        self.process = ProcessId.of(self.pid)  # None where it has ended already
         return proof, found
 
     def start(
@@ -262,7 +263,7 @@ class ProcessesPlace(RunnersPlace):
 
     def kill(self, member: str) -> None:
         held = [held for seat, held in list(self._seats.items()) if seat.member == member]
-        for process in [ProcessId.of(each.pid) for each in held]:
+        for process in [each.process for each in held]:  # by pid it may be another one by now
             if process is not None:
                 process.signal(signal.SIGKILL)
 
