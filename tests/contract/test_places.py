@@ -29,8 +29,10 @@ from tests.lib.place_subjects import (
     same,
 )
 from tunerd.artifacts.loading import LoadError, load
+from tunerd.artifacts.staging import bytes_of
+from tunerd.colocation.artifacts import inputs_of, needed_memory, outputs_of
 from tunerd.colocation.engine import Engine
-from tunerd.colocation.places.base import Done, Fault, Loaded
+from tunerd.colocation.places.base import PROCESS_BYTES, Done, Fault, Loaded, seat_bytes
 from tunerd.colocation.places.processes import RunnersPlace
 from tunerd.colocation.plan import Member, Plan
 from tunerd.colocation.work import Lane, RefusedError, Seat
@@ -372,6 +374,20 @@ def test_memory_is_known_before_loading(subject: Subject) -> None:
     needed = subject.place.needed_bytes(subject.member(0), 1, cut=None)
     weights = subject.member(0).artifact / "weights.bin"
     assert weights.stat().st_size < needed < subject.place.capacity_bytes()
+
+
+def test_a_process_is_planned_with_memory_for_each_request_that_it_takes(root: Path) -> None:
+    with opened(processes, root) as subject:
+        member, depth = subject.member(0), subject.place.depth
+        specs = (*inputs_of(member.artifact), *outputs_of(member.artifact))
+        request_bytes = sum(map(bytes_of, specs))
+        needed = needed_memory(member.artifact)
+        one = needed.alone_bytes + PROCESS_BYTES["processes"] + request_bytes
+        assert subject.place.needed_bytes(member, 3, cut=1e-3) == 3 * one
+        whole = 3 * (one + (depth - 1) * request_bytes)
+        assert depth > 1
+        assert subject.place.needed_bytes(member, 3, cut=None) == whole
+        assert whole == 3 * (needed.shared_bytes + seat_bytes(needed, "processes", "cpu"))
 
 
 def test_seats_keep_the_thread_that_asks_on_its_cores(on_cores: Subject) -> None:
