@@ -145,13 +145,15 @@ class SeatClient(RunnerClient):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the process is seen to be gone. Takes nothing from what it has sent."""
+        """Whether the process is seen to be gone. Takes nothing of what it has sent."""
         connection = self._connection
+        if connection is None:
+            return True
+        end = select.poll()
         try:
-            if connection is None:
-                return True
-            has_something = bool(select.select((connection,), (), (), 0)[0])
-            return has_something and not connection.recv(1, socket.MSG_PEEK)
+            # Not by reading: who awaits an answer may take it first, and then there is none to see.
+            end.register(connection, select.POLLRDHUP)
+            return bool(end.poll(0))
         except (OSError, ValueError):  # it was closed meanwhile
             return True
 
