@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.lib.artifact_fixtures import CORES, tiny_artifact
+from tests.lib.build_fixtures import built, matmul_task
 from tests.lib.fresh_python import run_python
+from tunerd.builder.build import build_candidate
+from tunerd.vocabulary import default_candidate
 
 pytestmark = pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2, reason="needs two cores to leave one alone"
@@ -89,3 +92,25 @@ def test_each_model_runs_on_as_many_threads_as_it_was_tuned_for(tmp_path: Path, 
         body=f"for model in (*models, models[0]): ask(model); {threads}",
     )
     assert printed[:3] == ["1", "2", "1"]
+
+
+def test_a_kernel_that_is_measured_has_all_cores_after_a_model_of_one(tmp_path: Path) -> None:
+    """And the model its one after the kernel, in a runner that measures both."""
+    tiny_artifact(tmp_path / "a", proof=dataclasses.replace(CORES, sm_count=1))
+    build = built(build_candidate(task := matmul_task(), default_candidate(task)))
+    (tmp_path / "kernel.so").write_bytes(build.library)
+    shapes = [(spec.shape, spec.dtype) for spec in build.args]
+    printed = called(
+        "the thread that loaded it",
+        loads=[tmp_path / "a"],
+        before=f"""
+from pathlib import Path
+from tunerd.runner.sampling import CpuDevice
+device = CpuDevice(sorted(os.sched_getaffinity(0))[:2])
+kernel = device.loaded(Path({str(tmp_path / "kernel.so")!r}))
+def measure(): kernel([np.ones(shape, dtype) for shape, dtype in {shapes!r}])
+def say(): print(tvm.get_global_func("runtime.NumThreads")())
+""",
+        body="ask(models[0]); say(); measure(); say(); ask(models[0]); say(); measure(); say()",
+    )
+    assert printed[:4] == ["1", "2", "1", "2"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -240,9 +241,8 @@ def test_a_masked_sequence_is_padded_and_cut(tmp_path: Path) -> None:
     np.testing.assert_allclose(y, scores / scores.sum(-1, keepdims=True) @ x, rtol=1e-4, atol=1e-5)
 
 
-def test_a_tensor_that_one_size_folds_otherwise_is_added_alone(tmp_path: Path) -> None:
-    from tunerd.artifacts.loading import map_weights
-
+def with_folded_sizes() -> onnx.ModelProto:
+    """Return a model with a tensor that each size has another of: w times the shape of x."""
     nodes = [
         helper.make_node("Shape", ["x"], ["shape"]),
         helper.make_node("Cast", ["shape"], ["sizes"], to=onnx.TensorProto.FLOAT),
@@ -250,13 +250,18 @@ def test_a_tensor_that_one_size_folds_otherwise_is_added_alone(tmp_path: Path) -
         helper.make_node("MatMul", ["x", "v"], ["product"]),
         helper.make_node("Add", ["product", "scaled"], ["y"]),
     ]
-    proto = model(
+    return model(
         nodes,
         inputs={"x": ("batch", 2)},
         outputs={"y": ("batch", 2)},
         weights={"w": floats(64, 2)[:1], "v": floats(2, 2)},
     )
-    to = packed(proto, BATCHES, tmp_path)
+
+
+def test_a_tensor_that_one_size_folds_otherwise_is_added_alone(tmp_path: Path) -> None:
+    from tunerd.artifacts.loading import map_weights
+
+    to = packed(with_folded_sizes(), BATCHES, tmp_path)
     first, second = json.loads((to / MANIFEST).read_text())["variants"]
     shared = set(first["weights"]) & set(second["weights"])
     stored = map_weights(to / WEIGHTS)
@@ -265,14 +270,34 @@ def test_a_tensor_that_one_size_folds_otherwise_is_added_alone(tmp_path: Path) -
     assert len(stored) == 3
 
 
+@pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
+def test_weights_of_all_sizes_are_copied_from_a_model_that_has_them(tmp_path: Path) -> None:
+    loaded = tunerd.load(packed(with_folded_sizes(), BATCHES, tmp_path))
+    copy = Path(shutil.copytree(tmp_path / "artifact", tmp_path / "copy"))
+    (copy / WEIGHTS).write_bytes(b"not read")
+    alike = tunerd.load(copy, beside=[loaded])
+    for rows in (1, 4):
+        x = floats(rows, 2)
+        np.testing.assert_array_equal(alike(x)["y"], loaded(x)["y"])
+
+
+@pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
+def test_weights_of_which_a_model_has_those_of_one_size_are_read(tmp_path: Path) -> None:
+    folder = packed(with_folded_sizes(), BATCHES, tmp_path)
+    with size_of(Path(f"{folder}#batch=4")) as one:
+        alone = tunerd.load(one)
+    both = tunerd.load(folder, beside=[alone])
+    x = floats(4, 2)
+    np.testing.assert_array_equal(both(x)["y"], alone(x)["y"])
+    assert both(x[:1])["y"].shape == (1, 2)
+
+
 def test_an_artifact_of_several_sizes_is_not_taken_for_one(artifact: Path) -> None:
     with pytest.raises(LoadError, match="holds 2 sizes, batch=1; batch=4"):
         read_variants(artifact)
 
 
 def test_a_manifest_with_axes_that_no_input_has_is_refused(artifact: Path, tmp_path: Path) -> None:
-    import shutil
-
     def change(manifest: dict[str, Any]) -> None:
         assert manifest["format_version"] == SIZED_VERSION
         for variant in manifest["variants"]:

@@ -14,9 +14,7 @@ from tunerd.artifacts import staging
 from tunerd.artifacts.batches import BatchedModel
 from tunerd.colocation import Engine
 from tunerd.colocation.plan import Plan
-from tunerd.slices import plan
-from tunerd.slices.whole import WholeSlice
-from tunerd.vocabulary import SliceRequest
+from tunerd.slices.base import Plan as SlicePlan
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,12 +26,9 @@ WAIT_SECS = 120
 
 
 @pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    usable = WholeSlice.usability()
-    if not usable.ok:
-        pytest.skip(usable.why)
-    target = plan(SliceRequest("whole", 100)).target
-    return packed(products(), SIZES, tmp_path_factory.mktemp("batches"), target=target)
+def artifact(whole_gpu: SlicePlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("batches")
+    return packed(products(), SIZES, folder, target=whole_gpu.target)
 
 
 def test_a_burst_is_served_in_batches_and_each_answer_is_that_of_batch_1(artifact: Path) -> None:

@@ -30,7 +30,6 @@ from tunerd.colocation.places.gpu_context import GpuContext
 from tunerd.colocation.places.green_contexts import GreenContexts
 from tunerd.colocation.places.mps import MpsPlace
 from tunerd.colocation.plan import LoadChoice
-from tunerd.slices.whole import WholeSlice
 from tunerd.system.cuda_driver import checked
 from tunerd.vocabulary import TensorSpec
 
@@ -41,11 +40,8 @@ MEMBERS = 4
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(needs_gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with tiny artifacts for the first GPU, each with weights of its own."""
-    usable = WholeSlice.usability()
-    if not usable.ok:
-        pytest.skip(usable.why)
     return tmp_path_factory.mktemp("members")
 
 

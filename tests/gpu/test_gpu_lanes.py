@@ -16,10 +16,9 @@ from tunerd.artifacts.super_model import SuperModel
 from tunerd.candidates import registry
 from tunerd.candidates.base import SearchSettings
 from tunerd.candidates.triton.source import TritonSource, is_installed
-from tunerd.slices import plan
-from tunerd.slices.whole import WholeSlice
+from tunerd.slices.base import Plan
 from tunerd.system.arrays import random_inputs
-from tunerd.vocabulary import FP16, TRITON, Arrays, Candidate, Model, SliceRequest, TargetSpec, Task
+from tunerd.vocabulary import FP16, TRITON, Arrays, Candidate, Model, TargetSpec, Task
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,11 +30,8 @@ LAUNCHES = (("a",), ("b",), ("c", "a"), ("b", "b"), ("c", "b", "a"), ("c", "c", 
 
 
 @pytest.fixture(scope="module")
-def target() -> TargetSpec:
-    usable = WholeSlice.usability()
-    if not usable.ok:
-        pytest.skip(usable.why)
-    return plan(SliceRequest("whole", 100)).target
+def target(whole_gpu: Plan) -> TargetSpec:
+    return whole_gpu.target
 
 
 def default(task: Task) -> Candidate | None:

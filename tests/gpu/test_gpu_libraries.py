@@ -30,7 +30,7 @@ from tunerd.frontend.kernels import Kernels
 from tunerd.libraries import packages
 from tunerd.libraries.cudnn_graphs import Configuration
 from tunerd.runner.base import Runner
-from tunerd.slices import plan
+from tunerd.slices.base import Plan
 from tunerd.slices.whole import WholeSlice
 from tunerd.vocabulary import (
     CUBLASLT,
@@ -43,7 +43,6 @@ from tunerd.vocabulary import (
     Candidate,
     Failure,
     Measurement,
-    SliceRequest,
     Stage,
     TargetSpec,
     Task,
@@ -57,15 +56,11 @@ Whole = tuple[Runner, TargetSpec, int]
 
 
 @pytest.fixture(scope="module")
-def whole() -> Iterator[Whole]:
+def whole(whole_gpu: Plan) -> Iterator[Whole]:
     """A runner on the first GPU, the target to compile for, and the GPU's SMs."""
-    usable = WholeSlice.usability()
-    if not usable.ok:
-        pytest.skip(usable.why)
-    planned = plan(SliceRequest("whole", 100))
-    with WholeSlice(planned.slices[0]) as measured:
+    with WholeSlice(whole_gpu.slices[0]) as measured:
         proof = measured.prove()
-        yield measured.launch(), planned.target, proof.sm_count
+        yield measured.launch(), whole_gpu.target, proof.sm_count
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from tunerd.frontend.relax.lowering import lower
 from tunerd.frontend.tasks import extract_tasks
 from tunerd.runner.base import Runner
 from tunerd.runs.finals.verify import verify
-from tunerd.slices import plan
+from tunerd.slices.base import Plan
 from tunerd.slices.whole import WholeSlice
-from tunerd.vocabulary import Model, SliceRequest, TargetSpec
+from tunerd.vocabulary import Model, TargetSpec
 from tunerd.vocabulary.verdict import Verdict
 
 pytestmark = pytest.mark.gpu
@@ -30,14 +30,10 @@ SHAPE = (2, 4, 6, 6)
 
 
 @pytest.fixture(scope="module")
-def whole() -> Iterator[tuple[Runner, TargetSpec]]:
+def whole(whole_gpu: Plan) -> Iterator[tuple[Runner, TargetSpec]]:
     """A runner on the first GPU, and the target to compile for."""
-    usable = WholeSlice.usability()
-    if not usable.ok:
-        pytest.skip(usable.why)
-    planned = plan(SliceRequest("whole", 100))
-    with WholeSlice(planned.slices[0]) as measured:
-        yield measured.launch(), planned.target
+    with WholeSlice(whole_gpu.slices[0]) as measured:
+        yield measured.launch(), whole_gpu.target
 
 
 def chain(*operators: tuple[str, dict[str, Any]], **constants: Any) -> Model:

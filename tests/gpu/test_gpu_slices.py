@@ -39,7 +39,7 @@ from tunerd.slices.mps.gpu_runner import runner_environment
 from tunerd.slices.mps.guard_client import gpu_folder
 from tunerd.slices.mps.mps_slice import MpsSlice, expected_sms, run_name
 from tunerd.slices.whole import WholeSlice
-from tunerd.system import gpus, host
+from tunerd.system import gpus
 from tunerd.system.gpus import GpuFacts
 from tunerd.system.host import MPS_CONTROL
 from tunerd.system.processes import ProcessId
@@ -63,15 +63,11 @@ NOBODY = 65534
 
 
 @pytest.fixture
-def gpu() -> Iterator[GpuFacts]:
+def gpu(mps_gpu: GpuFacts) -> Iterator[GpuFacts]:
     """The first GPU; afterwards nothing of ours may be left on it."""
-    usable = MpsSlice.usability()
-    if not usable.ok:
-        pytest.skip(usable.why)
-    first = host.facts().gpus[0]
-    yield first
-    folder = gpu_folder(first.uuid)
-    assert gone(MpsControl(folder / "pipe", folder / "log", first.uuid).processes())
+    yield mps_gpu
+    folder = gpu_folder(mps_gpu.uuid)
+    assert gone(MpsControl(folder / "pipe", folder / "log", mps_gpu.uuid).processes())
     assert list(folder.glob("mps-*.sock*")) == []
 
 

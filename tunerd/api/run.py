@@ -16,6 +16,7 @@ from tunerd.records.paths import Paths
 from tunerd.report.figures import Rival, rivals
 from tunerd.report.run_view import RunView, run_view_of
 from tunerd.studies.profile.folder import REPORT
+from tunerd.system.text import reason_of
 from tunerd.vocabulary.outcome import Latency, Outcome, TaskOutcome
 from tunerd.vocabulary.verdict import Interval, SpeedVerdict, Verdict
 
@@ -195,7 +196,7 @@ class Run:
             write_page(path, report_page(self.view))
         except OSError as error:
             raise FolderError(
-                f"{path} cannot be written: {error.strerror or error}; name another file"
+                f"{path} cannot be written: {reason_of(error)}; name another file"
             ) from error
         return path
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -99,20 +99,28 @@ class OwnThreads:
         self._configure = tvm.get_global_func("runtime.config_threadpool")
 
     def use(self) -> None:
-        """Have what TVM runs for this thread, from here on, run on these threads.
-
-        TVM has a pool for each thread that calls it. By default that has half of the machine's
-        logical cores, and moves the caller to the first of them, whichever it may use. A pool
-        never gets more threads than it was made with, so it is made for all cores.
-        """
+        """Have what TVM runs for this thread, from here on, run on these threads."""
         cores = os.sched_getaffinity(0)
-        wanted = (self._count, cores)
-        if getattr(_pool, "is_for", None) == wanted:
-            return
-        count = min(self._count or len(cores), len(cores))
-        mode = _ONE_CORE_PER_THREAD if count == len(cores) else _THREADS_SHARE_CORES
-        self._configure(mode, count, [str(core) for core in sorted(cores)])
-        _pool.is_for = wanted
+        use_threads(self._configure, min(self._count or len(cores), len(cores)), cores)
 
 
-_pool = threading.local()  # what this thread's pool was made for
+def use_threads(configure: Callable[..., None], count: int, cores: Set[int]) -> None:
+    """Have what TVM runs for this thread, from here on, run on so many threads on these cores.
+
+    TVM has a pool for each thread that calls it. By default that has half of the machine's logical
+    cores, and moves the caller to the first of them, whichever it may use. A pool never gets more
+    threads than it was made with, so it is made for all cores. Nothing else may set it: what it is
+    set to is known here.
+
+    Args:
+        configure: TVM's runtime.config_threadpool.
+    """
+    wanted = (count, cores)
+    if getattr(_pool, "is_for", None) == wanted:
+        return
+    mode = _ONE_CORE_PER_THREAD if count == len(cores) else _THREADS_SHARE_CORES
+    configure(mode, count, [str(core) for core in sorted(cores)])
+    _pool.is_for = wanted
+
+
+_pool = threading.local()  # what this thread's pool is set to

@@ -83,8 +83,9 @@ def load(
     Of an artifact that serves several tenants a `SuperModel` comes back. `tenant_bytes` is how much
     memory of the device their weights may take, without a limit if not given.
 
-    Weights that a model of `beside` has, by the sha256 that both manifests name, are copied from
+    Weights that models of `beside` have, by the sha256 that the manifests name, are copied from
     there, on the device, and are not read: artifacts of one model at several shares have the same.
+    A file is read of which they lack a tensor.
     """
     folder = Path(path)
     variants = read_all_variants(folder)
@@ -93,7 +94,7 @@ def load(
 
         check_files(folder, variants)
         return SuperModel(folder, variants, device=device, tenant_bytes=tenant_bytes)
-    known = {model.manifest["files"][WEIGHTS]: model.weights for model in beside}
+    known = _known(beside, variants)
     check_files(folder, variants, unread=known)
     if variants[0].get("sizes"):
         from tunerd.artifacts.sized import SizedModel
@@ -183,6 +184,11 @@ class LoadedModel:
     def weights(self) -> dict[str, Any]:
         """The weights by name, as tensors on the device, which the model reads at each call."""
         return dict(zip(self.manifest["weights"], self._weights, strict=True))
+
+    @property
+    def weights_of_files(self) -> dict[str, dict[str, Any]]:
+        """All weights that it has on the device, by the sha256 of their file and by name."""
+        return {self.manifest["files"][WEIGHTS]: self.weights}
 
     @property
     def sample(self) -> Arrays | None:
@@ -388,6 +394,21 @@ class LoadedModel:
 
     def _fields(self, outputs: Any) -> list[Any]:
         return [outputs] if isinstance(outputs, self._tvm.runtime.Tensor) else list(outputs)
+
+
+def _known(
+    beside: Iterable[LoadedModel], variants: Sequence[Manifest]
+) -> dict[str, dict[str, Any]]:
+    """Return what models have of weights files, of those of which they have all that is named."""
+    found: dict[str, dict[str, Any]] = {}
+    for model in beside:
+        for sha256, weights in model.weights_of_files.items():
+            found.setdefault(sha256, {}).update(weights)
+    for variant in variants:
+        sha256 = variant["files"].get(WEIGHTS)
+        if not found.get(sha256, {}).keys() >= {*variant["weights"]}:
+            found.pop(sha256, None)
+    return found
 
 
 class _Library:

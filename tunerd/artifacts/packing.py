@@ -35,6 +35,7 @@ from tunerd.artifacts.manifest import (
 from tunerd.artifacts.weights import map_weights
 from tunerd.errors import FolderError, InputError
 from tunerd.records.paths import Paths
+from tunerd.system.text import reason_of
 from tunerd.system.version import __version__
 from tunerd.vocabulary import Arrays, architecture
 
@@ -187,7 +188,7 @@ def _written(to: Path) -> Iterator[Path]:
             yield part
     except OSError as error:
         raise FolderError(
-            f"{to} cannot be written: {error.strerror or error}; choose another place with --to"
+            f"{to} cannot be written: {reason_of(error)}; choose another place with --to"
         ) from error
 
 

@@ -25,8 +25,8 @@ class SizedModel(LoadedModel):
     """A loaded artifact of several sizes. Those at one share have one copy of the weights.
 
     It is called as a `LoadedModel` is, with inputs of any size that it has or may be padded to.
-    `inputs`, `outputs`, `manifest`, `timed_calls`, `captured` and `staged` are of its largest size;
-    `at` returns the model of a single one.
+    `inputs`, `outputs`, `manifest`, `weights`, `timed_calls`, `captured` and `staged` are of its
+    largest size; `at` returns the model of a single one.
     """
 
     def __init__(
@@ -48,6 +48,14 @@ class SizedModel(LoadedModel):
             _share(model, shared)
             self._models.append(model)
         self._models.append(self)
+
+    @property
+    def weights_of_files(self) -> dict[str, dict[str, Any]]:
+        """All weights that it has on the device, by the sha256 of their file and by name."""
+        found: dict[str, dict[str, Any]] = {}
+        for model in self._models:
+            found.setdefault(model.manifest["files"][WEIGHTS], {}).update(model.weights)
+        return found
 
     @property
     def sizes(self) -> tuple[dict[str, int], ...]:

@@ -12,7 +12,7 @@ import typer
 
 from tunerd.cli.options import Debug
 from tunerd.errors import FolderError, InputError
-from tunerd.system.text import printable
+from tunerd.system.text import printable, reason_of
 
 if TYPE_CHECKING:
     from tunerd.report.comparison import NamedRun
@@ -95,6 +95,6 @@ def _write(to: Path, text: str) -> None:
         write_page(to, text)
     except OSError as error:
         raise FolderError(
-            f"{to} cannot be written: {error.strerror or error}; name a file in a folder of yours "
+            f"{to} cannot be written: {reason_of(error)}; name a file in a folder of yours "
             "with --to"
         ) from error

@@ -87,6 +87,7 @@ class Needed:
     shared_bytes: int  # weights and code
     each_bytes: int  # inputs, outputs, and the planned storage between kernels
     ahead_bytes: int = 0  # a further copy of the inputs, where they are large enough for one
+    request_bytes: int = 0  # a further copy of the inputs and outputs
 
     @property
     def alone_bytes(self) -> int:
@@ -104,7 +105,7 @@ def needed_memory(path: Path, weights: int = 1) -> Needed:
         weights: of how many tenants.
     """
     shared: dict[Any, int] = {}  # by the size of a launch
-    each: dict[Any, tuple[int, int]] = {}  # all, and a copy of the inputs
+    each: dict[Any, tuple[int, int, int]] = {}  # all; further copies, as Needed has them
     variants = _variants(path)
     for variant in variants:
         count = int(variant.get("tenants", 1))
@@ -116,10 +117,10 @@ def needed_memory(path: Path, weights: int = 1) -> Needed:
         own = input_bytes + output_bytes + int(variant.get("storage_bytes", 0))
         ahead = input_bytes if are_large(inputs) else 0
         shared[size] = max(shared.get(size, 0), library)
-        each[size] = max(each.get(size, (0, 0)), (own, ahead))
+        each[size] = max(each.get(size, (0, 0, 0)), (own, ahead, input_bytes + output_bytes))
     one = max(stored_at(path, variant, WEIGHTS).stat().st_size for variant in variants)
-    own, ahead = (sum(of) for of in zip(*each.values(), strict=True))
-    return Needed(sum(shared.values()) + weights * one, own, ahead)
+    own, ahead, request = (sum(of) for of in zip(*each.values(), strict=True))
+    return Needed(sum(shared.values()) + weights * one, own, ahead, request)
 
 
 def checked_inputs(member: str, specs: Sequence[TensorSpec], inputs: Any) -> Arrays:

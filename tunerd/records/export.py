@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 from tunerd.errors import FolderError
 from tunerd.records.store import Store
 from tunerd.system.files import written_whole
+from tunerd.system.text import reason_of
 from tunerd.vocabulary import DEFAULT_SOURCE, TrialState, origin_of
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def write_file(store: Store, file: Path, write: Write) -> Written:
             return write(store, stream)
     except OSError as error:
         raise FolderError(
-            f"{file} cannot be written: {error.strerror or error}; choose another file with --to"
+            f"{file} cannot be written: {reason_of(error)}; choose another file with --to"
         ) from error
 
 

@@ -11,6 +11,7 @@ from tunerd.errors import FolderError
 from tunerd.frontend.onnx.reference import last_line
 from tunerd.records.sqlite import TVM_RECORDS
 from tunerd.records.store import Store
+from tunerd.system.text import reason_of
 from tunerd.vocabulary import Measurement, Record, Task, TrialState
 
 WORKLOADS = "database_workload.json"
@@ -35,7 +36,7 @@ def export_tvm(store: Store, folder: Path) -> int:
                 (Path(beside) / name).replace(folder / name)
     except OSError as error:
         raise FolderError(
-            f"{folder} cannot be written: {error.strerror or error}; choose another folder"
+            f"{folder} cannot be written: {reason_of(error)}; choose another folder"
         ) from error
     return count
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tunerd.artifacts.device import use_threads
 from tunerd.libraries import calls
 from tunerd.runner.arguments import Arguments, timed_inputs
 from tunerd.runner.profiles import range_of
@@ -255,8 +256,11 @@ def _sampled(
 class _Loop:
     """Calls in a row, timed by the host's clock."""
 
-    def __init__(self, call: Callable[[int], None], profile: Profile) -> None:
-        self._call, self.calls = call, 1
+    def __init__(
+        self, call: Callable[[int], None], profile: Profile, *, before: Callable[[], None]
+    ) -> None:
+        """Time calls, so many in a row; what comes before each sample is not timed."""
+        self._call, self._before, self.calls = call, before, 1
         once = self.sample()
         if once < _FAR_SECS:  # else what the first call pays for cold caches is nothing to it
             once = self.sample()
@@ -265,6 +269,7 @@ class _Loop:
         self.calls = calls_per_sample(once, profile, 100_000)
 
     def sample(self) -> float:
+        self._before()
         started = time.perf_counter()
         self._call(self.calls)
         return (time.perf_counter() - started) / self.calls
@@ -279,11 +284,8 @@ class CpuDevice(Device):
         import tvm
 
         self._tvm = tvm
-        self._cores = tuple(cores)
-        # -2: one thread per listed core (TVM's threading_backend.h). Its default is the machine's
-        # first cores, whatever the process may use.
-        configure = tvm.get_global_func("runtime.config_threadpool")
-        configure(-2, len(self._cores), [str(core) for core in self._cores])
+        self._cores = frozenset(cores)
+        self._configure = tvm.get_global_func("runtime.config_threadpool")
         amx.permitted()  # asked for before a kernel needs it
         self._next_copy = 0
         self._arguments = Arguments(tvm.runtime.empty, lambda: None, max_bytes=2 << 30)
@@ -310,13 +312,14 @@ class CpuDevice(Device):
             for i in range(first, first + times):
                 kernel(*sets[i % len(sets)])
 
-        return _Loop(call, profile)
+        return _Loop(call, profile, before=self._use_threads)
 
     def loaded(self, path: Path) -> Callable[[Sequence[np.ndarray[Any, Any]]], list[Any]]:
         kernel = self._tvm.runtime.load_module(str(path))["main"]
 
         def call(arrays: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
             arguments = [self._tvm.runtime.tensor(array) for array in arrays]
+            self._use_threads()
             kernel(*arguments)
             return [argument.numpy() for argument in arguments]
 
@@ -324,6 +327,10 @@ class CpuDevice(Device):
 
     def tensor(self, array: np.ndarray[Any, Any]) -> Any:
         return self._tvm.runtime.tensor(array)
+
+    def _use_threads(self) -> None:
+        """Have one thread on each core, also where a model has run on threads of its own."""
+        use_threads(self._configure, len(self._cores), self._cores)
 
     def _cache_bytes(self) -> int:
         from tunerd.system import cores

@@ -17,7 +17,7 @@ from tunerd.runner.host import Blame, RunnerHost
 from tunerd.runner.seat_service import ASKED, DONE, PAUSED, TOLD, SharedTensors
 from tunerd.system import wire
 from tunerd.system.codec import value_from
-from tunerd.vocabulary import Arrays, Failure, TensorSpec, to_json
+from tunerd.vocabulary import Arrays, Failure, Kind, Stage, TensorSpec, to_json
 
 
 class Cutting(NamedTuple):
@@ -109,12 +109,14 @@ class SeatClient(RunnerClient):
     def answer(self) -> int | None:
         """Await what came of it; return before which segment it paused, None at the end.
 
-        Raises ModelRunError.
+        Raises ModelRunError, for no fault of its own where the process was found to be lost before.
         """
+        connection = self._connection
+        if connection is None:  # who found that has ended the process: another may run by now
+            lost = Failure(Stage.RUN, Kind.COLLATERAL, "its process was lost before it ran")
+            raise ModelRunError(lost)
         try:
-            if self._connection is None:
-                raise wire.Closed("the runner is gone")
-            told = self._connection.recv(TOLD.size, socket.MSG_WAITALL)
+            told = connection.recv(TOLD.size, socket.MSG_WAITALL)
             if len(told) < TOLD.size:
                 raise wire.Closed("the other side closed the connection")
             what, following = TOLD.unpack(told)
@@ -126,8 +128,9 @@ class SeatClient(RunnerClient):
         return int(following) if what == PAUSED else None
 
     def close(self) -> None:
-        """End the connection; the process ends by itself then."""
+        """End the connection and give up the shared memory; the process ends by itself then."""
         self._disconnect()
+        self._shared = None
 
     # --- for other threads -----------------------------------------------------------------------
 
@@ -142,13 +145,15 @@ class SeatClient(RunnerClient):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the process is seen to be gone. Takes nothing from what it has sent."""
+        """Whether the process is seen to be gone. Takes nothing of what it has sent."""
         connection = self._connection
+        if connection is None:
+            return True
+        end = select.poll()
         try:
-            if connection is None:
-                return True
-            has_something = bool(select.select((connection,), (), (), 0)[0])
-            return has_something and not connection.recv(1, socket.MSG_PEEK)
+            # Not by reading: who awaits an answer may take it first, and then there is none to see.
+            end.register(connection, select.POLLRDHUP)
+            return bool(end.poll(0))
         except (OSError, ValueError):  # it was closed meanwhile
             return True
 

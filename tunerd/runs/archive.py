@@ -184,6 +184,5 @@ def written_beside(target: Path, source: Path) -> Iterator[Path]:
             shutil.rmtree(beside, ignore_errors=True)
     except OSError as error:
         raise FolderError(
-            f"{source} cannot be written to {target}: {error.strerror or error}; choose another "
-            "place"
+            f"{source} cannot be written to {target}: {reason_of(error)}; choose another place"
         ) from error

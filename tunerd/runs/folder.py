@@ -30,6 +30,7 @@ from tunerd.records.paths import Paths
 from tunerd.records.schema import STORE_NAME
 from tunerd.system import files
 from tunerd.system.files import write_whole
+from tunerd.system.text import reason_of
 from tunerd.vocabulary import Failure, Measurement
 
 
@@ -166,7 +167,7 @@ def _unwritable(root: Path, error: OSError) -> FolderError:
         file = next((each for each in (root, *root.parents) if each.is_file()), root)
         return FolderError(f"{file} is a file, and no folder; choose a folder of yours with --out")
     return FolderError(
-        f"the folder {root} cannot be written: {error.strerror or error}; choose a folder of yours "
+        f"the folder {root} cannot be written: {reason_of(error)}; choose a folder of yours "
         "with --out"
     )
 

@@ -37,6 +37,7 @@ from tunerd.settings import TuneSettings
 from tunerd.settings.texts import AUTO
 from tunerd.slices import require_plan
 from tunerd.studies.timing import started
+from tunerd.system.text import reason_of
 from tunerd.vocabulary import BF16, FP16, FP32, TF32, Arrays, SliceSpec, TargetSpec
 from tunerd.vocabulary.outcome import Outcome, TriedPrecision, Verification
 from tunerd.vocabulary.verdict import Verdict
@@ -214,6 +215,6 @@ def _move(out: Path, aside: Path) -> None:
                 shutil.copytree(aside / name, out / name)
     except OSError as error:
         raise FolderError(
-            f"{out} cannot be moved to {aside}: {error.strerror or error}; choose a folder of "
+            f"{out} cannot be moved to {aside}: {reason_of(error)}; choose a folder of "
             "yours with --out"
         ) from error

@@ -47,15 +47,22 @@ PROCESS_BYTES: Mapping[PlaceKind, int] = {
 }
 # Launches of a stream that are started before the first has ended; each has own large inputs.
 STREAM_DEPTH = 2
+# Requests of a process: it has the next one when it has ended one. Each has own inputs and outputs.
+PROCESS_DEPTH = 2
 
 
-def seat_bytes(needed: Needed, place: PlaceKind, device: str) -> int:
-    """Return what a seat of a whole member takes on a device, "cpu" or "cuda", beside what the
-    seats of a process share.
+def seat_bytes(needed: Needed, place: PlaceKind, device: str, *, is_whole: bool = True) -> int:
+    """Return what a seat of a member takes on a device, "cpu" or "cuda", beside what the seats of a
+    process share.
+
+    is_whole: it runs in one segment; else one request is there at a time.
     """
-    is_ahead = place == "in-process" and device == "cuda"
-    ahead_bytes = STREAM_DEPTH * needed.ahead_bytes if is_ahead else 0
-    return needed.each_bytes + ahead_bytes + PROCESS_BYTES[place]
+    copies_bytes = 0
+    if place == "processes":  # clients of MPS have theirs in the host's memory, not the device's
+        copies_bytes = (PROCESS_DEPTH if is_whole else 1) * needed.request_bytes
+    elif place == "in-process" and device == "cuda":
+        copies_bytes = (STREAM_DEPTH if is_whole else 0) * needed.ahead_bytes
+    return needed.each_bytes + copies_bytes + PROCESS_BYTES[place]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,15 @@ from typing import ClassVar
 from tunerd.artifacts.segments import Cut
 from tunerd.colocation import artifacts
 from tunerd.colocation.places import cpu_cut
-from tunerd.colocation.places.base import PROCESS_BYTES, Done, Fault, Loaded, Place, Told
+from tunerd.colocation.places.base import (
+    PROCESS_DEPTH,
+    Done,
+    Fault,
+    Loaded,
+    Place,
+    Told,
+    seat_bytes,
+)
 from tunerd.colocation.places.seat_thread import SeatRun, SeatThread
 from tunerd.colocation.places.turns import Turn, Turns
 from tunerd.colocation.plan import Member, PlaceKind, Proof
@@ -37,7 +45,6 @@ from tunerd.system.text import numbers_text
 from tunerd.vocabulary import Arrays, CapProof, Kind, SliceSpec
 
 _CLOSE_SECS = 5.0
-_DEPTH = 2  # requests of a seat: its process has the next one when it has ended one
 _EVICTED = "it gave no answer in time"  # as slices say it of a runner that disturbs no other
 
 
@@ -51,7 +58,7 @@ class _Seat:
         self.segments = 1
         self._threads = [
             SeatThread(f"{member.name}@{lane.name}/{nth}")
-            for nth in range(_DEPTH if cut is None else 1)
+            for nth in range(PROCESS_DEPTH if cut is None else 1)
         ]
         self._starts = 0
         self._turn: Turn | None = None  # of the last start
@@ -75,6 +82,7 @@ class _Seat:
             buffers=len(self._threads),
         )
         self.segments, self.pid = len(found.secs), proof.runner_pid
+        self.process = ProcessId.of(self.pid)  # None where it has ended already
         return proof, found
 
     def start(
@@ -139,7 +147,7 @@ class RunnersPlace(Place):
     """Seats in processes; members say how a device is cut, and what makes a process of a lane."""
 
     kind: ClassVar[PlaceKind]
-    depth: ClassVar[int] = _DEPTH
+    depth: ClassVar[int] = PROCESS_DEPTH
     loaders: ClassVar[int] = 16  # a fault takes all, and a start waits for much besides cores
 
     def __init__(self) -> None:
@@ -154,7 +162,9 @@ class RunnersPlace(Place):
 
     def needed_bytes(self, member: Member, seats: int, *, cut: Cut | None) -> int:
         needed = artifacts.needed_memory(member.artifact)
-        return seats * (needed.alone_bytes + PROCESS_BYTES[self.kind])
+        device = "cpu" if self.gpu_uuid is None else "cuda"
+        each_bytes = seat_bytes(needed, self.kind, device, is_whole=cut is None)
+        return seats * (needed.shared_bytes + each_bytes)
 
     def load(self, member: Member, lane: Lane, *, cut: Cut | None) -> Loaded:
         seat = Seat(member.name, lane.name)
@@ -178,9 +188,9 @@ class RunnersPlace(Place):
             with self._lock:
                 self._running.pop(turn, None)
             told(answer)
-            turn.leave()
             if isinstance(answer, Fault):
                 self._turns.leave(seat)
+            turn.leave()
 
         held.start(
             segment,
@@ -262,7 +272,7 @@ class ProcessesPlace(RunnersPlace):
 
     def kill(self, member: str) -> None:
         held = [held for seat, held in list(self._seats.items()) if seat.member == member]
-        for process in [ProcessId.of(each.pid) for each in held]:
+        for process in [each.process for each in held]:  # by pid it may be another one by now
             if process is not None:
                 process.signal(signal.SIGKILL)
 

@@ -26,8 +26,11 @@ class Turn:
     def may_ask(self) -> None:
         """Wait until its process may have the request."""
         previous = self._previous
-        if previous is not None:
-            (previous._asked if previous.seat == self.seat else previous._left).wait()
+        if previous is not None and previous.seat == self.seat:
+            previous._asked.wait()
+            if not previous.is_left:  # its process goes on from that one to this
+                return
+        self._await_those_before()
 
     def asked(self) -> None:
         """Let the seat's next request be asked for."""
@@ -35,9 +38,15 @@ class Turn:
 
     def may_hear(self) -> None:
         """Wait until the next answer of its process is its own: it runs now."""
-        previous, self._previous = self._previous, None
-        if previous is not None:
-            previous._left.wait()
+        self._await_those_before()
+        self._previous = None
+
+    def _await_those_before(self) -> None:
+        """Wait for the one before, and for what that waited for where it was left without a run."""
+        before = self._previous
+        while before is not None:
+            before._left.wait()
+            before = before._previous
 
     def leave(self) -> None:
         """Nothing of it runs any more, or nobody waits for that; idempotent."""
@@ -62,10 +71,13 @@ class Turns:
         return turn
 
     def leave(self, seat: Seat) -> None:
-        """Leave all turns of a seat: its process is gone, or is waited for no longer."""
+        """Leave all turns of a seat: its process is gone, or is waited for no longer.
+
+        The last one first: who has waited for an earlier one sees then that its own was left.
+        """
         with self._lock:
             left = self._open.pop(seat, [])
-        for turn in left:
+        for turn in reversed(left):
             turn.leave()
 
     def leave_all(self) -> None:

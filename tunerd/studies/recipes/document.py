@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from tunerd.errors import InputError
+from tunerd.system.text import reason_of
 
 MAX_BYTES = 256 << 10
 MAX_DEPTH = 16
@@ -69,7 +70,7 @@ def read_file(path: Path) -> Value:
         with path.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        raise place.error(f"it cannot be read: {error.strerror or error}") from None
+        raise place.error(f"it cannot be read: {reason_of(error)}") from None
     except ValueError:  # a NUL in the path
         raise place.error("this is no path") from None
     if len(content) > MAX_BYTES:

@@ -26,6 +26,7 @@ from tunerd.settings import TuneSettings
 from tunerd.studies.recipes.recipe import Command, Gate, PlannedRun, Recipe
 from tunerd.studies.sizes import runs_of
 from tunerd.system import spawn
+from tunerd.system.text import reason_of
 
 # Of the command line, which is above this module: what calls a command with settings.
 PROGRAM = (sys.executable, "-P", "-m", "tunerd.cli.child")
@@ -168,7 +169,7 @@ def _point(gate: Gate, run: PlannedRun) -> None:
         beside.symlink_to(os.path.relpath(run.out.resolve(), base.parent.resolve()))
         beside.replace(base)
     except OSError as error:
-        raise FolderError(f"{base} cannot be made a link: {error.strerror or error}") from error
+        raise FolderError(f"{base} cannot be made a link: {reason_of(error)}") from error
 
 
 class _Children:
