@@ -1,4 +1,4 @@
-"""On CPUs, convolutions whose channels fill no vectors get some that are cut off again."""
+"""On CPUs, convolutions and products whose channels fill no vectors get some, cut off again."""
 
 from __future__ import annotations
 
@@ -58,6 +58,44 @@ def test_outputs_are_those_of_the_model(
     (expected,) = Reference(loaded.graph.proto).run(feed).values()
     (found,) = run(lowered, feed)
     assert agree(found, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "channels", "wide"), [((1,), 1000, 1024), ((2, 3), 1000, 1024), ((4,), 24, 24)]
+)
+def test_a_product_with_weights_gets_channels_too(
+    rows: tuple[int, ...], channels: int, wide: int, tmp_path: Path
+) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["c"]),
+        helper.make_node("Add", ["c", "b"], ["a"]),
+        helper.make_node("Softmax", ["a"], ["y"]),
+    ]
+    proto = model(
+        nodes,
+        inputs={"x": (*rows, 16)},
+        outputs={"y": (*rows, channels)},
+        weights={"w": floats(16, channels), "b": floats(channels)},
+    )
+    loaded = load(tmp_path, proto)
+    lowered = lower(loaded, LLVM)
+    assert {w.shape[-1] for w in lowered.weights.values()} == {wide}
+    assert {w.shape[-1] for w in lower(loaded, CUDA).weights.values()} == {channels}
+    feed = random_inputs(loaded.inputs, 0)
+    (expected,) = Reference(loaded.graph.proto).run(feed).values()
+    (found,) = run(lowered, feed)
+    assert agree(found, expected, rtol=1e-4)
+
+
+def test_a_product_of_two_values_stays(tmp_path: Path) -> None:
+    proto = model(
+        [helper.make_node("MatMul", ["x", "z"], ["y"])],
+        inputs={"x": (4, 16), "z": (16, 1000)},
+        outputs={"y": (4, 1000)},
+        weights={},
+    )
+    names = operators(lower(load(tmp_path, proto), LLVM))
+    assert not [name for name in names if "slice" in name], names
 
 
 def test_what_follows_is_computed_of_all_channels_in_one_kernel(tmp_path: Path) -> None:

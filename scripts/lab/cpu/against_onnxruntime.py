@@ -76,10 +76,11 @@ def size_of_node(args: dict[str, Any]) -> Size | None:
         (_, channels, height, width), (out, of_in, *kernel) = shapes[:2]
         return (height, width, of_in, out, *kernel) if of_in == channels else None
     is_product = args.get("op_name") in ("FusedGemm", "FusedMatMul", "Gemm", "MatMul")
-    if not is_product or len(shapes[1]) != 2:
+    if not is_product or any(len(shape) > 2 for shape in shapes[1:]):
         return None
-    *rows, depth = shapes[0]
-    return (math.prod(rows), depth, math.prod(shapes[1]) // depth)
+    *rows, depth = shapes[0]  # a weight that is packed has no shape any more
+    columns = next(iter(args["output_type_shape"][0].values()))[-1]
+    return (math.prod(rows), depth, columns)
 
 
 def ours(run: Path) -> dict[Size | None, float]:
@@ -101,7 +102,7 @@ def size_of_task(shapes: list[tuple[int, ...]]) -> Size | None:
     if len(shapes) < 3:
         return None
     given, weight, *_, result = shapes
-    if len(given) == len(weight) == 4:
+    if len(given) == len(weight) == 4 and given[:2] != weight[:2]:  # not by batch and head
         (_, height, width, channels), (down, across, of_in, out) = given, weight
         return (height, width, of_in, out, down, across) if of_in == channels else None
     if len(weight) == 2 and given[-1] in weight:
@@ -129,9 +130,11 @@ def paired(mine: Mapping[Size | None, float], other: Mapping[Size | None, float]
 
 
 def is_filled(a: Size, b: Size) -> bool:
-    """Whether two convolutions are the same but for channels that fill vectors."""
-    return len(a) == len(b) == 6 and (
-        (*a[:2], *a[4:]) == (*b[:2], *b[4:]) and all(abs(a[i] - b[i]) <= FILLED for i in (2, 3))
+    """Whether two are the same but for channels that fill vectors."""
+    channels = {6: (2, 3), 3: (2,)}.get(len(a), ())
+    return len(a) == len(b) and all(
+        abs(one - other) <= (FILLED if place in channels else 0)
+        for place, (one, other) in enumerate(zip(a, b, strict=True))
     )
 
 

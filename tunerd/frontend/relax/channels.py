@@ -1,9 +1,10 @@
-"""Convolutions on CPUs whose output channels fill no vectors get some that nobody reads.
+"""Convolutions and products on CPUs whose output channels fill no vectors get some nobody reads.
 
 A schedule cuts the channels into vectors and the vectors into tiles, by the factors of their
 number: 255 of a detector's head are 3, 5 and 17, and 1,000 of a classifier are no vectors of 16.
-One more, or 24, cost less than that: two or four vectors in a tile load less for each sum. What
-follows channel by channel is computed of them, too, and then they are cut off.
+One more, or 24, cost less than that: two or four vectors in a tile load less for each sum, and
+whole tiles of weights may lie as they are read. What follows channel by channel is computed of
+them, too, and then they are cut off.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _CUT = "relax.strided_slice"
 
 
 def fill_vectors(mod: IRModule) -> IRModule:
-    """Widen these convolutions in `main`; their layout must be NHWC."""
+    """Widen these in `main`; the layout of convolutions must be NHWC."""
     rewriter = _Widening(mod)
     main = rewriter.visit_expr(mod["main"])
     rewriter.builder_.update_func(mod.get_global_var("main"), main)
@@ -29,7 +30,7 @@ def fill_vectors(mod: IRModule) -> IRModule:
 
 
 def added(channels: int) -> int:
-    """Return how many channels a convolution gets.
+    """Return how many channels a convolution or a product gets.
 
     >>> added(1000), added(255), added(500), added(24), added(64)
     (24, 1, 12, 0, 0)
@@ -60,18 +61,19 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
     def _wide_of(self, call: relax.Call) -> relax.Call | None:
         """Return a call with more channels, None where it gets none."""
         name = op_name(call)
-        if name == "relax.nn.conv2d":
-            return self._wide_convolution(call)
+        if name in ("relax.nn.conv2d", "relax.matmul"):
+            return self._wide_sums(call)
         if name in OF_ONE and (wide := self._wide(call.args[0])) is not None:
             return relax.Call(call.op, [wide, *call.args[1:]], call.attrs)
         if name in OF_TWO:
             return self._wide_pair(call)
         return None
 
-    def _wide_convolution(self, call: relax.Call) -> relax.Call | None:
+    def _wide_sums(self, call: relax.Call) -> relax.Call | None:
         (data, weight), attrs = call.args, call.attrs
-        is_ours = (attrs.data_layout, attrs.kernel_layout, attrs.groups) == ("NHWC", "HWIO", 1)
-        more = added(_channels(weight)) if is_ours and isinstance(weight, GenericConst) else 0
+        if not isinstance(weight, GenericConst) or not _is_by_channel(call, weight):
+            return None
+        more = added(_channels(weight))
         return relax.Call(call.op, [data, _padded(weight, more)], attrs) if more else None
 
     def _wide_pair(self, call: relax.Call) -> relax.Call | None:
@@ -92,6 +94,14 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
         if bound is None or op_name(bound) != _CUT:
             return None
         return next((v for v in self._widened if v.same_as(bound.args[0])), None)
+
+
+def _is_by_channel(call: relax.Call, weight: GenericConst) -> bool:
+    """Whether the last axis of a weight has the channels of the result, and no axis has groups."""
+    if op_name(call) == "relax.matmul":
+        return len(weight.value.shape) == 2
+    layouts = call.attrs.data_layout, call.attrs.kernel_layout, call.attrs.groups
+    return bool(layouts == ("NHWC", "HWIO", 1))
 
 
 def _channels(expr: relax.Expr) -> int:
