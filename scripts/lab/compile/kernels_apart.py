@@ -50,6 +50,17 @@ def compiled(run: OfRun, way: str, folder: Path) -> tuple[float, float]:
     return time.monotonic() - since, time.process_time() - cpu_since
 
 
+def medians(took: dict[str, list[tuple[float, float]]]) -> dict[str, dict[str, float]]:
+    """Return of each way the seconds that a compilation took, and those of all cores."""
+    return {
+        way: {
+            "secs": statistics.median(wall for wall, _ in each),
+            "cpu_secs": statistics.median(cpu for _, cpu in each),
+        }
+        for way, each in took.items()
+    }
+
+
 def in_turns(models: dict[str, Any], inputs: Any) -> dict[str, list[float]]:
     secs: dict[str, list[float]] = {name: [] for name in models}
     for turn in range(TURNS):
@@ -97,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"compiled by itself each, the model is {ratio_text(faster)} times as fast")
     document |= {"cores": len(cores), "took_secs": took, "secs": secs}
     document |= {"tasks": len(run.kernels.tasks), "tuned": len(run.winners)}
+    document["medians"] = medians(took)
     document["times_as_fast"] = [faster.value, faster.low, faster.high]
     write(options.out / f"{options.onnx.stem}.json", document, indent=None)
 
