@@ -10,6 +10,7 @@ from onnx import helper
 from tests.lib.lowered import CUDA, LLVM, load, operators, run
 from tests.lib.models import floats, model
 from tunerd.frontend.onnx.reference import Reference, agree
+from tunerd.frontend.onnx.weights import LEAST_BYTES
 from tunerd.frontend.relax.lowering import Lowered, lower
 from tunerd.system.arrays import random_inputs
 from tunerd.vocabulary import Model
@@ -85,6 +86,18 @@ def test_a_product_with_weights_gets_channels_too(
     (expected,) = Reference(loaded.graph.proto).run(feed).values()
     (found,) = run(lowered, feed)
     assert agree(found, expected, rtol=1e-4)
+
+
+def test_large_weights_of_a_product_are_not_copied(tmp_path: Path) -> None:
+    rows = LEAST_BYTES // 4 // 1000 + 1
+    proto = model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        inputs={"x": (1, rows)},
+        outputs={"y": (1, 1000)},
+        weights={"w": floats(rows, 1000)},
+    )
+    lowered = lower(load(tmp_path, proto), LLVM)
+    assert {w.shape for w in lowered.weights.values()} == {(rows, 1000)}
 
 
 def test_a_product_of_two_values_stays(tmp_path: Path) -> None:

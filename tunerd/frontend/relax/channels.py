@@ -4,17 +4,22 @@ A schedule cuts the channels into vectors and the vectors into tiles, by the fac
 number: 255 of a detector's head are 3, 5 and 17, and 1,000 of a classifier are no vectors of 16.
 One more, or 24, cost less than that: two or four vectors in a tile load less for each sum, and
 whole tiles of weights may lie as they are read. What follows channel by channel is computed of
-them, too, and then they are cut off.
+them, too, and then they are cut off. Large weights, which lie in a file of their own, stay as they
+are: nobody copies them.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from tvm import relax
 from tvm.ir import GenericConst, IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tunerd.frontend.onnx.weights import LEAST_BYTES
 from tunerd.frontend.relax.movement import OF_ONE, OF_TWO, op_name
+from tunerd.system.arrays import dtype_of
 
 _VECTOR = 16  # float32 in 64 bytes, the widest that there are
 _MOST = 1 / 32  # of the channels, that may be added
@@ -73,7 +78,7 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
         (data, weight), attrs = call.args, call.attrs
         if not isinstance(weight, GenericConst) or not _is_by_channel(call, weight):
             return None
-        more = added(_channels(weight))
+        more = 0 if _bytes(weight) >= LEAST_BYTES else added(_channels(weight))
         return relax.Call(call.op, [data, _padded(weight, more)], attrs) if more else None
 
     def _wide_pair(self, call: relax.Call) -> relax.Call | None:
@@ -102,6 +107,11 @@ def _is_by_channel(call: relax.Call, weight: GenericConst) -> bool:
         return len(weight.value.shape) == 2
     layouts = call.attrs.data_layout, call.attrs.kernel_layout, call.attrs.groups
     return bool(layouts == ("NHWC", "HWIO", 1))
+
+
+def _bytes(constant: GenericConst) -> int:
+    size = dtype_of(str(constant.ty.dtype)).itemsize
+    return size * math.prod(map(int, constant.value.shape))
 
 
 def _channels(expr: relax.Expr) -> int:
