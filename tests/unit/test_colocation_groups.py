@@ -33,13 +33,19 @@ def scheduler(policy: Policy | None = None, **said: object) -> Scheduler:
     """Return one for a group of two members and one beside it; a launch takes 10 ms, or 16."""
     members = [member("one", weight=2, **said), member("two", **said), member("other")]
     policy = policy or policy_of("space-time", {"window_ms": 0})
-    estimates = Estimates()
-    estimates.compiled_for(SEAT, (1, 4))
-    for count, secs in ((1, 0.01), (4, 0.016)):
-        estimates.observe(SEAT, 0, secs, now=0.0, count=count)
-    estimates.observe(OTHER, 0, 0.01, now=0.0)
     lanes = policy.lay_out(members)
-    return Scheduler(members, lanes, policy, {SEAT: 1, OTHER: 1}, estimates, groups=[GROUP])
+    known = estimated(SEAT, OTHER)
+    return Scheduler(members, lanes, policy, {SEAT: 1, OTHER: 1}, known, groups=[GROUP])
+
+
+def estimated(seat: Seat, other: Seat) -> Estimates:
+    """Return what is known of the group's seat and of the one beside it."""
+    estimates = Estimates()
+    estimates.compiled_for(seat, (1, 4))
+    for count, secs in ((1, 0.01), (4, 0.016)):
+        estimates.observe(seat, 0, secs, now=0.0, count=count)
+    estimates.observe(other, 0, 0.01, now=0.0)
+    return estimates
 
 
 def request(number: int, name: str, *, at: float = 0.0) -> Request:
@@ -183,16 +189,12 @@ def test_what_waits_for_company_in_its_lane_keeps_nobody_from_another() -> None:
     members = [*group, member("other", share=50)]
     policy = policy_of("space-time", {"slices": "lanes", "window_ms": 1})
     seat, other = Seat("one+1", "slice"), Seat("other", "other")
-    estimates = Estimates()
-    estimates.compiled_for(seat, (1, 4))
-    for count, secs in ((1, 0.01), (4, 0.016)):
-        estimates.observe(seat, 0, secs, now=0.0, count=count)
-    estimates.observe(other, 0, 0.01, now=0.0)
     lanes = policy.lay_out(members)
     assert [(lane.name, lane.pct, lane.home) for lane in lanes] == [
         ("slice", 50, ("one", "two")), ("other", 50, ("other",)),
     ]  # fmt: skip
-    world = Scheduler(members, lanes, policy, {seat: 1, other: 1}, estimates, groups=[GROUP])
+    known = estimated(seat, other)
+    world = Scheduler(members, lanes, policy, {seat: 1, other: 1}, known, groups=[GROUP])
     for number in range(8):  # so often that company is likely
         at = 0.0005 * number
         (start,) = world.arrive(request(number, "one", at=at), at)

@@ -251,7 +251,7 @@ def _compile_library(scheduled: Scheduled, target: TargetSpec, path: Path, objec
 
 
 def _first_kernel_alone(mod: IRModule) -> tuple[IRModule, list[PrimFunc]]:
-    """Return a module without its kernels, and these; TVM wants one to be in what it links."""
+    """Return a module with its first kernel alone, since TVM links none without, and the others."""
     import tvm
     from tvm.tirx import PrimFunc
 

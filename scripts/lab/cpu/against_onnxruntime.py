@@ -115,9 +115,9 @@ def paired(mine: Mapping[Size | None, float], other: Mapping[Size | None, float]
     """Return rows of what has the same size, which one of the two may have filled up."""
     rows = {size: (mine.get(size, 0.0), other.get(size, 0.0)) for size in {**mine, **other}}
     for size in [s for s in mine if s not in other]:
-        for theirs in [s for s in other if s not in mine and s in rows]:
-            if size and theirs and is_filled(size, theirs):
-                rows[size] = mine[size], rows.pop(theirs)[1]
+        for filled in [s for s in other if s not in mine and s in rows]:
+            if size and filled and is_filled(size, filled):
+                rows[size] = mine[size], rows.pop(filled)[1]
                 break
     return [
         {
