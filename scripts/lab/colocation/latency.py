@@ -40,7 +40,7 @@ from lab.colocation.workers import found_by
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "recipes" / "colocation"
 QUARTER, TENTH = Kind("resnet50", 25), Kind("resnet50", 10)
-SHORT, LONG = Kind("mobilenet_v2", 25), Kind("resnet50", 75, batch=64)
+SHORT, LONG = Kind("mobilenet_v2", 25), Kind("encoder", 75, batch=64)
 REPLICAS = (10, 30, 60, 120)
 _DENSITY_STREAMS = 8
 
