@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import cast
 
 import pytest
@@ -256,30 +257,63 @@ def test_a_winner_that_is_wrong_is_refused_where_the_time_is_spent(store: Store)
     assert "a faster candidate was refused" in outcome.note
 
 
-def test_a_light_task_that_is_left_out_keeps_its_default_and_is_decided_later(
-    store: Store,
-) -> None:
+def light_and_heavy(
+    store: Store, light_secs: float, *, wrong: Sequence[str] = ()
+) -> tuple[TaskOutcome, TaskOutcome, FakeCluster, Allowance]:
+    """Choose without time between defaults of 1 ms and 2 s and a rival each, after a search."""
     measured_in_search(store, 1e-3)
-    searched(store, 0.9e-3)
+    searched(store, light_secs, light_secs * 1.01)
     other = candidate(9, OTHER)
     ids = proposed(store, [other])
     store.start(ids, "cpu-0-0")
     store.finish_all({ids[0]: samples(1.0, "search-v1")})
-    secs = times(1e-3, 0.5e-3) | times(2.0, task=OTHER) | {other.candidate_id: 1.0}
-    quiet = QuietSlice(cast(Cluster, FakeCluster(secs)), "quiet")
+    secs = times(1e-3, light_secs, light_secs * 1.01) | times(2.0, task=OTHER)
+    cluster = FakeCluster(secs | {other.candidate_id: 1.0}, wrong=wrong)
     allowance = Allowance(-1.0, now=lambda: 0.0)
     light, heavy = choose_winners(
-        [TASK, OTHER], store, quiet, say=lambda m: None, unsearched={}, allowance=allowance
+        [TASK, OTHER],
+        store,
+        QuietSlice(cast(Cluster, cluster), "quiet"),
+        say=lambda m: None,
+        unsearched={},
+        allowance=allowance,
     )
     assert heavy.winner == other
+    return light, heavy, cluster, allowance
+
+
+def test_a_light_task_that_is_left_out_keeps_its_default_unless_the_search_is_clear(
+    store: Store,
+) -> None:
+    light, _, cluster, allowance = light_and_heavy(store, 0.9e-3)
     assert (light.is_tuned, light.is_decided) == (False, False)
     assert light.note == "not measured again: the time for finalists was spent"
     assert light.default_secs == light.best_secs == pytest.approx(1e-3, rel=0.01)
-    assert "1 kept their default schedules" in allowance.remarks()[0]
-    again = FakeCluster(secs)
-    light, _ = choose(store, again, [TASK, OTHER])
-    assert light.is_tuned
-    assert again.calls.count("compare") == 1  # the heavy one stands
+    assert "1 were not measured again" in allowance.remarks()[0]
+    assert cluster.calls.count("agree") == 1  # the heavy one's
+
+
+def test_a_light_task_that_is_left_out_has_the_search_s_best_until_it_is_measured(
+    store: Store,
+) -> None:
+    light, _, cluster, _ = light_and_heavy(store, 0.5e-3)
+    assert light.winner == candidate(1)
+    assert light.best_secs == pytest.approx(0.5e-3, rel=0.01)
+    assert light.comparison is None
+    assert not light.is_decided
+    assert light.note.startswith("by the search's times, not measured again")
+    assert cluster.calls.count("compare") == 1
+    light, _ = choose(store, cluster, [TASK, OTHER])
+    assert (light.is_tuned, light.is_decided) == (True, True)
+    assert light.comparison is not None
+    assert cluster.calls.count("compare") == 2  # the heavy one stands
+
+
+def test_a_left_out_task_does_not_take_what_is_wrong(store: Store) -> None:
+    wrong = [candidate(1).candidate_id]
+    light, _, _, _ = light_and_heavy(store, 0.5e-3, wrong=wrong)
+    assert light.winner == candidate(2)
+    assert {f.candidate_id: f.measurement for f in light.finalists}[wrong[0]] == WRONG
 
 
 # --- neighbours, and candidates that judge the ranking -----------------------------------------

@@ -11,19 +11,24 @@ import pytest
 from tests.lib.finals_world import (  # noqa: F401  fixtures
     OTHER,
     FakeCluster,
+    candidate,
     choose,
+    disturbed,
     finalist_ids,
+    samples,
     searched,
     store,
     times,
 )
 from tests.lib.record_samples import TASK
+from tests.lib.store_places import proposed
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.errors import Interrupted
 from tunerd.records import Store
+from tunerd.runs.finals.allowance import Allowance
 from tunerd.runs.finals.quiet_slice import STEP_SECS, WAIT_SECS, Patience, QuietSlice
 from tunerd.runs.finals.selection import FINALISTS, choose_winners
-from tunerd.vocabulary import Task
+from tunerd.vocabulary import Task, default_candidate
 from tunerd.vocabulary.outcome import TaskOutcome
 
 
@@ -34,6 +39,26 @@ def test_the_best_of_the_disturbed_trials_join_the_best_of_the_quiet_ones(store:
     (outcome,) = choose(store, cluster)
     assert finalist_ids(outcome) == [found[i].candidate_id for i in (0, 1, 2, 4, 5, 6)]
     assert outcome.winner == found[4]
+
+
+def test_a_default_that_was_disturbed_in_the_search_loses_to_nothing_without_a_contest(
+    store: Store,
+) -> None:
+    ids = proposed(store, [default_candidate(TASK)])
+    store.start(ids, "cpu-0-0")
+    store.finish_all({ids[0]: disturbed(samples(4e-3, "search-v1"))})
+    searched(store, 1e-3)
+    heavy = candidate(9, OTHER)
+    ids = proposed(store, [heavy])
+    store.start(ids, "cpu-0-0")
+    store.finish_all({ids[0]: samples(1.0, "search-v1")})
+    secs = times(4e-3, 1e-3) | times(9.0, task=OTHER) | {heavy.candidate_id: 1.0}
+    quiet = QuietSlice(cast(Cluster, FakeCluster(secs)), "quiet")
+    left_out, decided = choose_winners(
+        [TASK, OTHER], store, quiet, say=lambda m: None, unsearched={}, allowance=Allowance(-1.0)
+    )
+    assert decided.winner == heavy
+    assert not left_out.is_tuned
 
 
 @pytest.mark.parametrize("noisy", [(), range(9)], ids=["none", "all"])
@@ -137,3 +162,13 @@ def test_what_was_decided_beside_others_is_decided_again_by_the_same_command(sto
     (outcome,) = choose(store, again := FakeCluster(times(4e-3, 1e-3)))
     assert again.calls.count("compare") == 1
     assert outcome.disturbed_by == ""
+
+
+def test_what_is_waited_for_a_device_costs_no_time_of_the_finals() -> None:
+    patience = Waiting().patience()
+    allowance = Allowance(10.0, now=patience.now)
+    before = allowance.left_secs
+    for _ in range(5):
+        assert patience.wait("quiet", "pid 7")
+    assert patience.waited_secs == 5 * STEP_SECS
+    assert allowance.left_secs > before  # none of the sleeps was one

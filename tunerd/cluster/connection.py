@@ -46,7 +46,10 @@ class Connection:
         self.folder = RayFolder() if address is None else None  # of a private cluster
         if self.folder is not None:
             self._stack.callback(self.folder.close)
-        variables = environment(run) if address is None else environment_to_join(address, run)
+            variables = environment(run, self.folder)
+        else:
+            assert address is not None
+            variables = environment_to_join(address, run)
         self._stack.callback(Environment(variables).undo)
         try:
             import ray

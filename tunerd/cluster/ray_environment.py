@@ -3,6 +3,7 @@
     /tmp/tunerd-UID/ray-XXXXXXXX/        locked by the driver while it lives
         session_.../                     Ray's sockets and logs
         scratch/                         temporary files of tuners and slices
+        triton/                          what tuners compiled, for the process that ends the run
 
 A driver that was killed leaves its folder; the next start removes every folder that nobody locks.
 """
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tunerd.candidates.triton.compile import CACHE as TRITON_CACHE
 from tunerd.cluster import private_ray
 from tunerd.errors import HostError, InfrastructureError, InputError
 from tunerd.slices.mps.guard_client import private_folder
@@ -47,7 +49,7 @@ def _token() -> str:
     return secrets.token_hex(32)
 
 
-def environment(run: str) -> dict[str, str]:
+def environment(run: str, folder: RayFolder) -> dict[str, str]:
     """Return what a private cluster is started with, with a token of this process.
 
     The token lives in the environment of the cluster's processes alone, and in no file.
@@ -61,6 +63,7 @@ def environment(run: str) -> dict[str, str]:
         # Leaves CUDA_VISIBLE_DEVICES alone where an actor holds no GPU.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "TUNERD_RUN": run,
+        TRITON_CACHE: str(folder.path / "triton"),
     }
 
 

@@ -209,6 +209,8 @@ class Run:
             kernels = lowering.result()
             slice_id = self._quiet_slice(cluster, membership)
             cluster.on_wait = self._require_not_stopped
+            no_wait = self._plan.settings.no_wait
+            patience = Patience(self._say, secs=0.0 if no_wait else WAIT_SECS)
             outcome = finish(
                 Ending(
                     plan=self._plan,
@@ -219,9 +221,7 @@ class Run:
                         slice_id,
                         others=membership.beside(slice_id),
                         finals=Finals.of(self._plan.settings, kernels.touched_bytes),
-                        patience=Patience(
-                            self._say, secs=0.0 if self._plan.settings.no_wait else WAIT_SECS
-                        ),
+                        patience=patience,
                         revive=membership.revive,
                     ),
                     cores=membership.cores_here(slice_id),
@@ -230,7 +230,7 @@ class Run:
                     enter=self._timekeeper.enter,
                     unsearched=self._coordinator.unsearched(),
                     built=self._best_builds.all(),
-                    allowance=self._allowance(),
+                    allowance=self._allowance(patience),
                 )
             )
             self._timekeeper.end()
@@ -244,13 +244,16 @@ class Run:
             self._team.publish(outcome, exhausted={task_id for task_id, s in states if s.exhausted})
         return outcome
 
-    def _allowance(self) -> Allowance:
-        """Return how long the finals may take; as long as they do where more was asked of them."""
+    def _allowance(self, patience: Patience) -> Allowance:
+        """Return how long the finals may take beside what they wait for a quiet device.
+
+        As long as they do, where more was asked of them.
+        """
         if self._plan.settings.fidelity:
             return Allowance()
         use = time_use(self._store.spans(), self._store.phases())
         # What a team's store has no record of, its other runs would search again or go without.
-        return Allowance.after(use, leaves_out=self._team is None)
+        return Allowance.after(use, leaves_out=self._team is None, now=patience.now)
 
     def search(self) -> None:
         """Tune and leave it at the trials."""

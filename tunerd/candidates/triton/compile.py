@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import linecache
+import os
 import re
 import shutil
 import tempfile
@@ -14,6 +15,7 @@ from typing import Any
 
 from tunerd.candidates.triton.code import POINTERS
 
+CACHE = "TUNERD_TRITON_CACHE"  # of the environment: a folder that processes share
 _ALIGNED = 16  # bytes, to which each tensor of TVM's lies at least
 _MAX_SHARED_BYTES = 227 << 10  # of a block of threads
 
@@ -57,6 +59,7 @@ def build(text: str, name: str, types: Sequence[str], *, arch: str, warps: int, 
     types: Triton's, of each parameter.
     """
     triton = load()
+    triton.knobs.cache.dir = os.environ.get(CACHE) or _own_cache()
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -98,14 +101,22 @@ def _read_twice(ttgir: str) -> list[str]:
 
 @functools.cache
 def load() -> Any:
-    """Import Triton, with a cache of this process alone: kernels are stored as builds."""
+    """Import Triton. Its cache is of this process alone, or of those that share a folder for it.
+
+    A run's do: what a tuner has compiled costs the process that compiles the model some
+    milliseconds, where compiling it again costs half a second, much of it with the GIL.
+    """
     import triton
 
-    folder = tempfile.mkdtemp(prefix="tunerd-triton-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    triton.knobs.cache.dir = folder
     triton.knobs.compilation.disable_line_info = True  # cubins of a fifth of the size
     return triton
+
+
+@functools.cache
+def _own_cache() -> str:
+    folder = tempfile.mkdtemp(prefix="tunerd-triton-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _function(text: str, name: str) -> Any:

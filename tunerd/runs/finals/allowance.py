@@ -7,7 +7,8 @@ finalists, and what they leave is for timing the whole model.
 Where it is too little for all that finalists would be measured, each task has first what it takes
 to compare its best one with its default in a few turns. What is left beyond that is shared out by
 what the tasks still lack: more turns, and more finalists. Where it is too little even for that, the
-tasks that weigh least in the model's time are left out, and keep their default schedules.
+tasks that weigh least in the model's time are left out: their times are the search's. What a run
+waits for a quiet device is no part of it, where the clock that it is given leaves that out.
 
 Some work is done whatever it takes: the tasks that make most of the model's time have their few
 turns, and so have all where a team's store is to have the records of all; a winner is compared with
@@ -196,7 +197,7 @@ class Shares:
         if self._shortened:
             cuts.append(f"{self._shortened} had fewer finalists or turns")
         if self._left_out:
-            cuts.append(f"{self._left_out} kept their default schedules, not measured again")
+            cuts.append(f"{self._left_out} were not measured again")
         return f"of {count_text(self._of, 'task')} {' and '.join(cuts)}" if cuts else ""
 
     def _share(self, contest: Contest, secs: float) -> Share:

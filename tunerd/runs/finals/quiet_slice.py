@@ -36,7 +36,7 @@ from tunerd.vocabulary import (
 from tunerd.vocabulary.outcome import TaskOutcome
 
 WAIT_SECS = 60.0  # for a quiet device, in all of a run, unless it is told not to
-STEP_SECS = 5.0  # between two looks at it
+STEP_SECS = 1.0  # between two looks at it: who comes may go at once
 RESTARTS = 2  # of slices that are lost in one piece of work
 
 log = logging.getLogger(__name__)
@@ -107,6 +107,7 @@ class Patience:
     ) -> None:
         self._say, self._sleep = say, sleep
         self._left_secs = secs
+        self.waited_secs = 0.0
 
     def wait(self, slice_id: str, disturbed_by: str) -> bool:
         """Wait a step for a slice's device; False, at once, where no patience is left."""
@@ -117,7 +118,12 @@ class Patience:
         )
         self._sleep(STEP_SECS)
         self._left_secs -= STEP_SECS
+        self.waited_secs += STEP_SECS
         return True
+
+    def now(self) -> float:
+        """Return the time in seconds of a clock that stands while a device is waited for."""
+        return time.monotonic() - self.waited_secs
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ samples, in turns with its default, while nothing runs but the neighbours that w
 one with the smallest median wins if the interval of its ratio to the default lies above one, and
 only if it computes what the default computes.
 
-Where there is no time for all of it, tasks have fewer finalists and turns, or keep their default
-schedules without being measured again: `allowance` says which.
+Where there is no time for all of it, tasks have fewer finalists and turns, or are not measured
+again: `allowance` says which. Of these the search's best wins where the search found it clearly
+faster and where it computes what the default computes; else the default stays.
 
 A trial that others disturbed looks slower than it is. Where a task has such trials beside quiet
 ones, the best few of both are measured again.
@@ -44,6 +45,7 @@ from tunerd.vocabulary.verdict import Verdict
 
 # Of each task, besides its default; of disturbed trials as many more, and each library's best.
 FINALISTS = 3
+CLEARLY = 1.25  # times as fast in the search: more than chance, since trials are not in turns
 _MORE_HEATS = 3  # of as many of the next best, where all finalists turned out to be wrong
 _T = TypeVar("_T")
 
@@ -71,13 +73,18 @@ def choose_winners(
     measured like these. `unsearched` says of tasks by their ids why they have no trials. What is
     not in `built` is built. A candidate that faulted in earlier finals of this run is never run
     again. Of sources that are libraries only those of `libraries` count. A part of the allowance is
-    for this, without one there is time for all; a task that is left out keeps its default, and is
-    not decided.
+    for this, without one there is time for all; a task that is left out has what the search says of
+    it, and is not decided.
     """
     allowance = allowance or Allowance()
     refused = set(LIBRARIES) - set(libraries)
     trials = list(store.records())
     searched, records = _search_secs(trials), _ended(trials)
+    disturbed = {
+        r.candidate.candidate_id
+        for r in trials
+        if isinstance(r.result, Measurement) and r.result.conditions.is_disturbed
+    }
     finals = quiet.finals
     stored = store.task_outcomes()
     known = {
@@ -121,7 +128,16 @@ def choose_winners(
         for task in part:
             own = records.get(task.task_id, ())
             if (entry := contests.get(task.task_id)) is None:
-                outcome = _left_out(task, own, entries[task.task_id], searched, quiet)
+                left, default = entries[task.task_id], entries[task.task_id].default.candidate_id
+                outcome = _left_out(
+                    task,
+                    own,
+                    left,
+                    builds,
+                    searched,
+                    quiet,
+                    is_disturbed=default in disturbed,
+                )
             else:
                 outcome = _decide(task, own, entry, builds, measured, quiet)
             for _ in range(_MORE_HEATS if entry and not shares.is_spent else 0):
@@ -303,18 +319,47 @@ def _left_out(
     task: Task,
     records: Sequence[Record],
     entries: _Entries,
+    builds: Mapping[str, Build | Failure],
     searched: Mapping[str, float],
     quiet: QuietSlice,
+    *,
+    is_disturbed: bool,
 ) -> TaskOutcome:
-    """Keep the default of a task that there was no time for, by what the search knows of it."""
+    """Decide by what the search knows of a task that there was no time for.
+
+    is_disturbed: whether others disturbed the search's trial of the default, which may be faster.
+    """
     spent = Failure(Stage.RUN, Kind.INTERRUPTED, "the time for finalists was spent")
     default_secs = searched.get(entries.default.candidate_id)
     note = f"not measured again: {spent.message}"
+    winner, results = entries.default, {}
+    faster = [
+        c
+        for c in entries.finalists
+        if default_secs is not None
+        and default_secs > CLEARLY * searched[c.candidate_id]
+        and not is_disturbed
+    ]
+    reference = builds[entries.default.candidate_id]
+    for candidate in faster:
+        build = builds[candidate.candidate_id]
+        if isinstance(reference, Build) and isinstance(build, Build):
+            failure = quiet.agree(reference, build)
+            if failure is None:
+                winner, note = candidate, f"by the search's times, {note}"
+                break
+            results[candidate.candidate_id] = failure
     finalists = [
-        Finalist(c.candidate_id, c.source, searched.get(c.candidate_id), spent)
+        Finalist(
+            c.candidate_id,
+            c.source,
+            searched.get(c.candidate_id),
+            results.get(c.candidate_id, spent),
+        )
         for c in (entries.default, *entries.finalists)
     ]
-    return _kept(task, records, entries.default, default_secs, note, finalists, quiet)
+    kept = _kept(task, records, entries.default, default_secs, note, finalists, quiet)
+    return replace(kept, winner=winner, best_secs=searched.get(winner.candidate_id))
 
 
 def _kept(
