@@ -106,6 +106,14 @@ def test_the_tasks_that_weigh_least_are_left_out_and_the_heavy_ones_never() -> N
     )
 
 
+def test_what_is_decided_counts_among_the_heavy_ones() -> None:
+    contests = [contest("light", 0.01), contest("heavier", 0.5)]
+    none = Shares(contests, Allowance(-1.0, now=Clock()), profile=PROFILE, decided_secs=9.5)
+    assert none.take(["heavier", "light"]) == {}
+    one = Shares(contests, Allowance(-1.0, now=Clock()), profile=PROFILE, decided_secs=4.0)
+    assert list(one.take(["heavier", "light"])) == ["heavier"]
+
+
 def test_none_is_left_out_where_none_may_be() -> None:
     contests = [contest("light", 0.01), contest("heavy", 5.0), contest("none", 9.0, rivals=0)]
     allowance = Allowance(-1.0, leaves_out=False, now=Clock())

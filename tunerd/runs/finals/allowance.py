@@ -141,6 +141,7 @@ class Shares:
     Args:
         profile: how they are measured where there is time for it.
         at_once: how many contests are measured at once.
+        decided_secs: of the model's time, by its defaults, that tasks have which are decided.
     """
 
     def __init__(
@@ -150,6 +151,7 @@ class Shares:
         *,
         profile: Profile,
         at_once: int = 1,
+        decided_secs: float = 0.0,
     ) -> None:
         self._allowance, self._profile, self._at_once = allowance, profile, at_once
         self._todo = {
@@ -164,7 +166,7 @@ class Shares:
         }
         self._always = frozenset(self._todo)
         if allowance.leaves_out:
-            self._always = _heaviest(tuple(self._todo.values()), ALWAYS_MEASURED)
+            self._always = _heaviest(tuple(self._todo.values()), ALWAYS_MEASURED, decided_secs)
         self._of = sum(c.model_secs > 0 for c in contests)
         self._shortened = self._left_out = 0
 
@@ -237,9 +239,9 @@ def in_turns(profile: Profile, turns: int) -> Profile:
     )
 
 
-def _heaviest(contests: Sequence[Contest], share: float) -> frozenset[str]:
-    """Return the first tasks that have such a share of the model's time in sum."""
-    wanted_secs = share * sum(c.model_secs for c in contests)
+def _heaviest(contests: Sequence[Contest], share: float, others_secs: float) -> frozenset[str]:
+    """Return the first tasks that have, with others, such a share of the model's time in sum."""
+    wanted_secs = share * (others_secs + sum(c.model_secs for c in contests)) - others_secs
     found: set[str] = set()
     for contest in contests:
         if wanted_secs <= 0:

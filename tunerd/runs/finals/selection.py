@@ -112,6 +112,7 @@ def choose_winners(
         allowance.part(FINALISTS_PART),
         profile=finals.profile,
         at_once=quiet.at_once,
+        decided_secs=sum(o.weight * (o.default_secs or 0.0) for o in known.values()),
     )
     by_id = {t.task_id: t for t in todo}
     todo = [by_id[task_id] for task_id in shares.order]
