@@ -3,7 +3,7 @@
     /tmp/tunerd-UID/ray-XXXXXXXX/        locked by the driver while it lives
         session_.../                     Ray's sockets and logs
         scratch/                         temporary files of tuners and slices
-        triton/                          what tuners compiled, for the process that ends the run
+        cubins/                          of tuners, for the process that compiles the model
 
 A driver that was killed leaves its folder; the next start removes every folder that nobody locks.
 """
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tunerd.candidates.triton.compile import CACHE as TRITON_CACHE
+from tunerd.candidates.triton.compile import CUBINS
 from tunerd.cluster import private_ray
 from tunerd.errors import HostError, InfrastructureError, InputError
 from tunerd.slices.mps.guard_client import private_folder
@@ -63,7 +63,7 @@ def environment(run: str, folder: RayFolder) -> dict[str, str]:
         # Leaves CUDA_VISIBLE_DEVICES alone where an actor holds no GPU.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "TUNERD_RUN": run,
-        TRITON_CACHE: str(folder.path / "triton"),
+        CUBINS: str(folder.path / "cubins"),
     }
 
 

@@ -1,9 +1,17 @@
-"""The text of a Triton kernel -> a cubin, on a machine that needs no GPU."""
+"""The text of a Triton kernel -> a cubin, on a machine that needs no GPU.
+
+The processes of a run share a folder of cubins: what a tuner has compiled costs the process that
+compiles the model nothing, where compiling it again costs half a second, much of it with the GIL.
+Triton's own cache has seven more files for each kernel, and is emptied after each.
+"""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import hashlib
+import json
 import linecache
 import os
 import re
@@ -11,11 +19,13 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 from tunerd.candidates.triton.code import POINTERS
+from tunerd.system.files import write_whole
 
-CACHE = "TUNERD_TRITON_CACHE"  # of the environment: a folder that processes share
+CUBINS = "TUNERD_CUBINS"  # of the environment: the folder that a run's processes share
 _ALIGNED = 16  # bytes, to which each tensor of TVM's lies at least
 _MAX_SHARED_BYTES = 227 << 10  # of a block of threads
 
@@ -40,6 +50,18 @@ class Compiled:
     shared_bytes: int
     threads: int
 
+    def write(self, path: Path) -> None:
+        """Write a file for `read`, whole or not at all."""
+        facts = {"shared_bytes": self.shared_bytes, "threads": self.threads}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(facts).encode() + b"\n" + self.cubin, sync=False, shared=True)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Return what `write` wrote. Raises OSError where there is no such file."""
+        facts, _, cubin = path.read_bytes().partition(b"\n")
+        return cls(cubin, **json.loads(facts))
+
 
 def compile_kernel(
     text: str, name: str, dtypes: Sequence[str], *, arch: str, warps: int, stages: int
@@ -48,9 +70,19 @@ def compile_kernel(
 
     Raises what Triton raises, TooMuchSharedMemory and UnsafePipeline.
     """
+    folder = os.environ.get(CUBINS)
+    said = json.dumps([load().__version__, text, name, list(dtypes), arch, warps, stages])
+    path = Path(folder or "", hashlib.sha256(said.encode()).hexdigest())
+    if folder:
+        with contextlib.suppress(OSError):
+            return Compiled.read(path)
     types = [POINTERS[d] for d in dtypes]
     built = build(text, name, types, arch=arch, warps=warps, stages=stages)
-    return Compiled(built.asm["cubin"], built.metadata.shared, 32 * built.metadata.num_warps)
+    found = Compiled(built.asm["cubin"], built.metadata.shared, 32 * built.metadata.num_warps)
+    if folder:
+        with contextlib.suppress(OSError):  # whoever wants it compiles it again
+            found.write(path)
+    return found
 
 
 def build(text: str, name: str, types: Sequence[str], *, arch: str, warps: int, stages: int) -> Any:
@@ -59,9 +91,9 @@ def build(text: str, name: str, types: Sequence[str], *, arch: str, warps: int, 
     types: Triton's, of each parameter.
     """
     triton = load()
-    triton.knobs.cache.dir = os.environ.get(CACHE) or _own_cache()
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.runtime.cache import get_cache_manager
 
     function = _function(text, name)
     signature = dict(zip(function.arg_names, types, strict=True))
@@ -71,6 +103,7 @@ def build(text: str, name: str, types: Sequence[str], *, arch: str, warps: int, 
     target = GPUTarget("cuda", int(arch.removeprefix("sm_").rstrip("af")), 32)
     options = {"num_warps": warps, "num_stages": stages}
     built = triton.compile(source, target=target, options=options)
+    shutil.rmtree(get_cache_manager(built.hash).cache_dir, ignore_errors=True)
     facts = built.metadata
     if facts.global_scratch_size or facts.profile_scratch_size:
         raise ValueError("the kernel wants scratch memory of Triton's own, which nobody gives it")
@@ -101,22 +134,14 @@ def _read_twice(ttgir: str) -> list[str]:
 
 @functools.cache
 def load() -> Any:
-    """Import Triton. Its cache is of this process alone, or of those that share a folder for it.
-
-    A run's do: what a tuner has compiled costs the process that compiles the model some
-    milliseconds, where compiling it again costs half a second, much of it with the GIL.
-    """
+    """Import Triton, with a cache of this process alone."""
     import triton
 
-    triton.knobs.compilation.disable_line_info = True  # cubins of a fifth of the size
-    return triton
-
-
-@functools.cache
-def _own_cache() -> str:
     folder = tempfile.mkdtemp(prefix="tunerd-triton-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    triton.knobs.cache.dir = folder
+    triton.knobs.compilation.disable_line_info = True  # cubins of a fifth of the size
+    return triton
 
 
 def _function(text: str, name: str) -> Any:
