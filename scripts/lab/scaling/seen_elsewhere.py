@@ -75,7 +75,7 @@ def main() -> None:
         sizes = sorted({str(s["bytes"]) for each in named for s in each})
         rows.append([str(number), f"{len(named)} of {len(mine)}", f"{1e3 * longest:.0f} ms",
                      ", ".join(sizes[:6])])  # fmt: skip
-    print(table(("GPU", "processes named", "for, at most", "bytes"), rows, numbers=(0, 1, 2)))
+    print(table(("GPU", "processes named", "for, at most", "bytes"), rows, numbers=range(3)))
 
 
 if __name__ == "__main__":
