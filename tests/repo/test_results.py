@@ -142,6 +142,7 @@ def test_the_picture_of_tails_is_what_its_script_makes_of_the_samples(
     [
         ("later", ("beside", "bursts", "faults", "mixed", "replicas"), "latency-h200-later"),
         ("last", ("faults",), "faults-h200-last"),
+        ("more", ("faults", "mixed"), "latency-h200-more"),
     ],
 )
 def test_a_table_of_tails_is_what_its_script_makes_of_the_samples(
