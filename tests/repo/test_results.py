@@ -40,6 +40,13 @@ ON_TWO_CORES = "cpu-light_squeezenet-against-stock"
             "as if it were the only one",
         ),
         (
+            "shares/plot_shares.py",
+            "h200-claims-fp16",
+            "tables.txt",
+            "claims.svg",
+            "as if it were the only one, fp16",
+        ),
+        (
             "shares/plot_profiles.py",
             "h200-profiles",
             "table.txt",
@@ -98,6 +105,9 @@ def test_a_matrix_says_what_its_samples_say(path: Path) -> None:
         ("shares/kernels_in_models.py", ["h200-shares"], "kernels.txt"),
         ("shares/kernels_in_processes.py", ["h200-shares"], "processes.txt"),
         ("shares/trace_model.py table", ["h200-trace"], "table.txt"),
+        ("shares/worth_of_shares.py", ["h200-claims-fp16"], "worth.txt"),
+        ("shares/worth_of_shares.py --shares 10,40,100", ["h200-claims"], "worth.txt"),
+        ("shares/worth_of_shares.py --shares 10,40,100", ["h200-shares"], "worth.txt"),
         ("stock/compare_searches.py", [f"{ON_TWO_CORES}/searches.json.xz"], "searches.txt"),
         (
             "stock/compare_searches.py --chance",
@@ -132,6 +142,7 @@ def test_the_picture_of_tails_is_what_its_script_makes_of_the_samples(
     [
         ("later", ("beside", "bursts", "faults", "mixed", "replicas"), "latency-h200-later"),
         ("last", ("faults",), "faults-h200-last"),
+        ("more", ("faults", "mixed"), "latency-h200-more"),
     ],
 )
 def test_a_table_of_tails_is_what_its_script_makes_of_the_samples(
