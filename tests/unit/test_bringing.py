@@ -48,7 +48,7 @@ class Queued:
 
     stream: int
     run: Callable[[], object]
-    is_copy: bool = False
+    is_copy: bool = False  # which a test ends
     may_run: Callable[[], bool] = lambda: True
     is_done: bool = False
     at: int = 0
@@ -61,10 +61,13 @@ class QueuedGpu(Driver):
         super().__init__()
         self.calls: list[tuple[Any, ...]] = []
         self.streams: dict[int, deque[Queued]] = defaultdict(deque)
-        self.copies: deque[Queued] = deque()  # which have not ended
+        self.copies: deque[Queued] = deque()  # to the device, which have not ended
+        self.fetches: deque[Queued] = deque()  # to the host
+        self.holds_fetches = False  # else they end by themselves
         self.last_record: dict[int, Queued] = {}  # by event
         self.launched: list[int] = []  # graphs that were queued
         self.refused_copies: set[int] = set()  # by their numbers
+        self.refuses_fetches = False
         self.bad_events: set[int] = set()
         self.holds_graphs = False
         self._now = self._copies_queued = 0
@@ -73,13 +76,13 @@ class QueuedGpu(Driver):
     def cuEventSynchronize(self, event: int) -> Answer:
         while self.copies:
             self.end_copy()
+        while self.fetches:
+            self.end_fetch()
         return (OK,)
 
     def queue(self, stream: int, run: Callable[[], object], **more: Any) -> Queued:
         made = Queued(stream, run, **more)
         self.streams[stream].append(made)
-        if made.is_copy:
-            self.copies.append(made)
         self.go_on()
         return made
 
@@ -95,8 +98,15 @@ class QueuedGpu(Driver):
 
     def end_copy(self) -> Queued:
         """Carry out the copy that was queued first, of those whose streams have come to them."""
-        copy = next(c for c in self.copies if self.streams[c.stream][0] is c)
-        self.copies.remove(copy)
+        return self._end_first(self.copies)
+
+    def end_fetch(self) -> Queued:
+        """Carry out the first to the host in the same way."""
+        return self._end_first(self.fetches)
+
+    def _end_first(self, copies: deque[Queued]) -> Queued:
+        copy = next(c for c in copies if self.streams[c.stream][0] is c)
+        copies.remove(copy)
         self._carry_out(copy)
         self.go_on()
         return copy
@@ -146,12 +156,19 @@ class QueuedCalls:
         gpu._copies_queued += 1
         if gpu._copies_queued in gpu.refused_copies:
             return Status.CUDA_ERROR_ILLEGAL_ADDRESS.value
-        gpu.queue(stream, lambda: ctypes.memmove(there, here, size), is_copy=True)
+        move = functools.partial(ctypes.memmove, there, here, size)
+        gpu.copies.append(gpu.queue(stream, move, is_copy=True))
         return OK.value
 
     def MemcpyDtoHAsync(self, here: int, there: int, size: int, stream: int) -> int:
-        self._gpu.calls.append(("fetch", stream))
-        self._gpu.queue(stream, lambda: ctypes.memmove(here, there, size))
+        gpu = self._gpu
+        gpu.calls.append(("fetch", stream))
+        if gpu.refuses_fetches:
+            return Status.CUDA_ERROR_ILLEGAL_ADDRESS.value
+        move = functools.partial(ctypes.memmove, here, there, size)
+        made = gpu.queue(stream, move, is_copy=gpu.holds_fetches)
+        if made.is_copy:
+            gpu.fetches.append(made)
         return OK.value
 
     def GraphLaunch(self, graph: int, stream: int) -> int:
@@ -262,6 +279,8 @@ class World:
         while self.look() is not None:
             if self.gpu.copies:
                 self.gpu.end_copy()
+            if self.gpu.fetches:
+                self.gpu.end_fetch()
 
     def answers(self) -> list[tuple[str, float]]:
         """Return who was told and the first value of the outputs."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+from collections import deque
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.lib.fake_gpu import HostMemory
+from tests.lib.waiting import until
 from tunerd.artifacts import outputs
 from tunerd.artifacts.outputs import Outputs
 from tunerd.vocabulary import TensorSpec
@@ -74,6 +77,43 @@ def test_who_keeps_all_of_it_gets_copies_and_who_lets_go_none() -> None:
     del first
     made.read()
     assert made.places["y"] != place
+
+
+def test_large_ones_that_nobody_gives_back_are_copied_by_a_thread_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual, threads = outputs._copies, list[str]()
+
+    def copies(results: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return usual(results)
+
+    monkeypatch.setattr(outputs, "_copies", copies)
+    made = Outputs(HostMemory(), SPECS, gives_away=True)
+    kept = []
+    for value in range(2 * outputs._BLOCKS):
+        left(made, value)
+        until(made.is_ready, every=0)
+        kept += made.read()
+    assert len(threads) == outputs._BLOCKS + 1
+    assert threading.current_thread().name not in threads
+    assert [int(each["z"][0]) for each in kept] == list(range(2 * outputs._BLOCKS))
+    small = Outputs(HostMemory(), SPECS)
+    assert small.is_ready()  # which to copy takes no longer than to ask a thread
+
+
+def test_of_very_large_ones_a_caller_may_keep_one_and_read_the_next_without_a_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outputs, "_BLOCKS_BYTES", 1)
+    made = Outputs(HostMemory(), SPECS, gives_away=True)
+    kept: deque[Any] = deque(maxlen=1)
+    for value in range(8):
+        place = made.places["y"]
+        left(made, value)
+        assert made.is_ready()
+        kept += made.read()
+        assert kept[-1]["y"].ctypes.data == place[0]
 
 
 def test_each_row_is_a_result_of_its_own() -> None:

@@ -33,13 +33,19 @@ class StagedRows(StagedModel):
         self._filled = 0
 
     def launch(
-        self, requests: Any, stream: int, *, bring: int | None = None, fetch: int | None = None
+        self,
+        requests: Any,
+        stream: int,
+        *,
+        bring: int | None = None,
+        fetch: int | None = None,
+        leaves: bool = False,
     ) -> None:
         """Queue requests, on streams and with inputs as a StagedModel takes them.
 
         Raises ValueError for more requests than rows, or none.
         """
-        self._launch(self._copies_of(requests), stream, bring, fetch)
+        self._launch(self._copies_of(requests), stream, bring, fetch, leaves=leaves)
 
     def goes_in_parts(self, given: Any) -> bool:
         """Say whether the inputs of all these requests are so large together."""
@@ -89,7 +95,13 @@ class StagedLanes(StagedRows):
         self._held: list[str] = []
 
     def launch(
-        self, requests: Any, stream: int, *, bring: int | None = None, fetch: int | None = None
+        self,
+        requests: Any,
+        stream: int,
+        *,
+        bring: int | None = None,
+        fetch: int | None = None,
+        leaves: bool = False,
     ) -> None:
         """Queue requests, on streams and with inputs as a StagedModel takes them.
 
@@ -100,7 +112,7 @@ class StagedLanes(StagedRows):
         """
         self._hold(requests)
         try:
-            super().launch(requests, stream, bring=bring, fetch=fetch)
+            super().launch(requests, stream, bring=bring, fetch=fetch, leaves=leaves)
         except BaseException:
             self._let_go()
             raise

@@ -1,5 +1,8 @@
 """Launches of a lane whose inputs are brought in parts, and those that wait behind them.
 
+Or what has its outputs fetched in parts: nothing follows these, and who waits behind is fetched
+next (places/fetching.py).
+
 A GPU copies in the order of queueing, so a few parts are queued at a time (artifacts/parts.py): the
 first ones when a launch has its turn, each next one when an earlier one is seen to have ended, and
 the graph with the last one. What else is started on the lane meanwhile waits for that, so launches
@@ -45,17 +48,19 @@ _W = TypeVar("_W", bound=Waiting)
 
 
 class Bringing(Generic[_W]):
-    """Queues the parts and launches of one lane.
+    """Queues the parts of one lane and direction, and the launches.
 
     A part in flight keeps its launch, and so the memory that it reads and writes, also when the
     launch has failed or the lane was left.
 
     waiting: those that were not launched, the first of which is being brought.
+    is_left: nothing is queued any more.
     """
 
     def __init__(self, completions: Completions, stream: int) -> None:
         """Take the stream for the parts, on which nothing waits."""
         self.waiting: deque[_W] = deque()
+        self.is_left = False
         self._completions, self._stream = completions, stream
         self._parts: deque[Part] | None = None  # of the first, which are not queued
         self._line: Line | None = None
@@ -69,6 +74,7 @@ class Bringing(Generic[_W]):
     def leave(self) -> list[_W]:
         """Queue nothing more; return what waited. Nobody is told of them."""
         left = [*self.waiting]
+        self.is_left = True
         self.waiting.clear()
         if self._line is not None:
             self._line.is_left = True
