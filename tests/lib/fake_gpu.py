@@ -75,6 +75,8 @@ class FakeGpu(GpuContext):
 class FakePart:
     """A part of inputs or outputs, which ends when it was asked some times."""
 
+    goes_alone = False
+
     def __init__(self) -> None:
         self.is_queued, self._asked = False, 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -16,9 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.lib.waiting import until
 from tests.unit.test_captured import OK, Answer, Driver, Status, Tensor
 from tunerd.artifacts import captured, parts, staging
 from tunerd.artifacts.captured import Recorder, StagedModel, StagedSegments
+from tunerd.artifacts.staging import PinnedArrays
 from tunerd.colocation import artifacts
 from tunerd.colocation.places import completions as completions_module
 from tunerd.colocation.places import tracks
@@ -268,8 +271,14 @@ class World:
         return seat, model
 
     def start(self, name: str, seat: CudaSeat, floats: int, value: float) -> None:
+        """Start it with inputs that are in pinned memory."""
+        pinned = PinnedArrays(self.gpu, [TensorSpec("x", (floats,), "float32")])
+        pinned["x"][...] = value
+        self.start_with(name, seat, pinned)
+
+    def start_with(self, name: str, seat: CudaSeat, inputs: Arrays) -> None:
         told = functools.partial(self._note, name)
-        seat.start(0, given(floats, value), lambda error: Fault(str(error), ()), told)
+        seat.start(0, inputs, lambda error: Fault(str(error), ()), told)
 
     def look(self) -> float | None:
         return self.completions.look()
@@ -281,6 +290,17 @@ class World:
                 self.gpu.end_copy()
             if self.gpu.fetches:
                 self.gpu.end_fetch()
+
+    def finish_until(self, name: str) -> None:
+        """Let all go on until somebody was told."""
+
+        def is_told() -> bool:
+            self.look()
+            if self.gpu.copies:
+                self.gpu.end_copy()
+            return any(told == name for told, _ in self.told)
+
+        until(is_told, every=0)
 
     def answers(self) -> list[tuple[str, float]]:
         """Return who was told and the first value of the outputs."""
@@ -397,6 +417,42 @@ def test_a_launch_is_brought_beside_the_one_that_runs(world: World) -> None:
     world.gpu.go_on()
     world.finish()
     assert world.answers() == [("first", 2), ("second", 4)]
+
+
+def test_inputs_in_no_pinned_memory_are_written_there_by_a_thread_while_others_go_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write, usual, threads = threading.Event(), PinnedArrays.write, list[str]()
+
+    def write(arrays: PinnedArrays, given: Any) -> None:
+        if arrays["x"].size == LARGE:
+            threads.append(threading.current_thread().name)
+            may_write.wait()
+        usual(arrays, given)
+
+    track = world.track()
+    large, _ = world.seat("large", track, LARGE)
+    small, _ = world.seat("small", world.track(), SMALL)
+    monkeypatch.setattr(PinnedArrays, "write", write)
+    world.start("first", large, LARGE, 1)
+    while not world.gpu.launched:
+        world.gpu.end_copy()
+        world.look()
+    assert not threads
+    # While the last parts of the one before are in flight.
+    world.start_with("large", large, given(LARGE, 3))
+    while world.gpu.copies:
+        world.gpu.end_copy()
+        world.look()
+    until(lambda: bool(threads))
+    world.start("small", small, SMALL, 4)
+    world.finish_until("small")
+    assert ("small", 8) in world.answers()
+    assert not world.gpu.copies
+    may_write.set()
+    world.finish_until("large")
+    assert world.answers()[-1] == ("large", 6)
+    assert threading.current_thread().name not in threads
 
 
 def test_small_inputs_are_queued_as_they_were(world: World) -> None:

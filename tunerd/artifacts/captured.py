@@ -21,12 +21,13 @@ import functools
 import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 from tunerd.artifacts.device import zeros
 from tunerd.artifacts.marked_graph import Copy, MarkedGraph
 from tunerd.artifacts.outputs import Outputs
-from tunerd.artifacts.parts import Part, Parts, go_in_parts
+from tunerd.artifacts.parts import Part, Parts, Written, go_in_parts
 from tunerd.artifacts.segments import Cut, GraphPieces
 from tunerd.artifacts.staging import PinnedArrays, are_large, bytes_of
 from tunerd.system.cuda_driver import ShortCalls, checked, current
@@ -34,6 +35,8 @@ from tunerd.vocabulary import Arrays, TensorSpec
 
 _RUN_OR_CAPTURE = "vm.builtin.cuda_graph.run_or_capture"
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the default stream
+
+Writes = list[Callable[[], object]]  # of inputs to pinned memory
 
 _capturing = threading.Lock()  # what a virtual machine finds under a name is one for the process
 
@@ -240,6 +243,7 @@ class _Staging:
             with recorder.entered():  # as the stream on which they are queued
                 self._parts_back = Parts(self._driver, recorder.short, to_host=True)
         self._last_part, self._has_begun = 0, False  # its event; and the time of the launch
+        self._writer: ThreadPoolExecutor | None = None
 
     def _as_held(self, specs: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
         """Return how the host has tensors of the device, of as many bytes each."""
@@ -249,20 +253,26 @@ class _Staging:
         """Say whether these inputs, which `launch` takes, are so large."""
         return self.may_go_in_parts
 
-    def begin(self, given: Any, stream: int | None) -> list[Part]:
+    def begin(self, given: Any, stream: int | None) -> list[Part | Written]:
         """Return the parts of inputs that `launch` takes, to be queued on a stream of this device.
 
-        One is queued when all but one of those before it have ended.
+        One is queued when all but one of those before it have ended, or all where one goes alone.
+        What is in no pinned memory is written there by a thread: that takes milliseconds.
 
         Args:
             stream: that of the graph, where the time of the launch begins now.
         """
         assert self._parts is not None
-        parts = self._parts.of(self._copies_of(given))
+        writes: Writes = []
+        parts = self._parts.of(self._copies_of(given, writes))
         self._last_part, self._has_begun = parts[-1].event, stream is not None
         if stream is not None:
             self._marked.begin(stream)
-        return parts
+        if not writes:
+            return [*parts]
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(1, thread_name_prefix="tunerd-inputs")
+        return [Written(lambda: [write() for write in writes], self._writer), *parts]
 
     def follow(self, stream: int, *, fetch: int | None = None, leaves: bool = False) -> None:
         """Queue the launch behind its parts, all of which are queued; the rest as in `launch`."""
@@ -315,15 +325,24 @@ class _Staging:
         graph, tensors = self._recorder.recorded(after=fetch, before=take)
         return graph, (self._recorder, self._inputs, self._outputs, self._brought, tensors)
 
-    def _copies_of(self, inputs: Any) -> list[Copy]:
-        """Return what brings inputs to the device: PinnedArrays as they are, others copied here."""
-        if isinstance(inputs, PinnedArrays):
-            held = inputs
-        else:
-            held = self._inputs
-            held.write(inputs)
+    def _copies_of(self, inputs: Any, writes: Writes | None = None) -> list[Copy]:
+        """Return what brings inputs to the device: PinnedArrays as they are, others copied here.
+
+        writes: is given what copies them, to be called before; else that was done.
+        """
+        held = inputs if isinstance(inputs, PinnedArrays) else self._inputs
+        if held is not inputs:
+            written(functools.partial(held.write, inputs), writes)
         places = held.places
         return [(there, *places[name]) for name, there in self._there.items()]
+
+
+def written(write: Callable[[], object], later: Writes | None) -> None:
+    """Write now, or have it done later."""
+    if later is None:
+        write()
+    else:
+        later.append(write)
 
 
 class StagedModel(_Staging):

@@ -9,9 +9,10 @@ parts gains nothing by it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from tunerd.artifacts.marked_graph import Copy
 from tunerd.system.cuda_driver import NO_TIMES, ShortCalls, checked
@@ -28,6 +29,8 @@ def go_in_parts(size_bytes: int) -> bool:
 @dataclass(frozen=True, eq=False, slots=True)
 class Part:
     """Copies of one direction that are queued at once. Raises RuntimeError as ShortCalls do."""
+
+    goes_alone: ClassVar[bool] = False
 
     copies: Sequence[Copy]
     event: int
@@ -46,6 +49,29 @@ class Part:
     def is_done(self) -> bool:
         """Say whether the copies have ended; raises what the stream has met."""
         return self.short.has_ended(self.event)
+
+
+@dataclass(eq=False, slots=True)
+class Written:
+    """What a thread writes to where parts are copied from; none is queued before that has ended.
+
+    Raises what it has met.
+    """
+
+    goes_alone: ClassVar[bool] = True
+
+    write: Callable[[], object]
+    writer: Executor
+    _written: Future[object] = field(default_factory=Future, init=False)
+
+    def queue(self, stream: int) -> None:
+        self._written = self.writer.submit(self.write)
+
+    def is_done(self) -> bool:
+        if not self._written.done():
+            return False
+        self._written.result()
+        return True
 
 
 class Parts:

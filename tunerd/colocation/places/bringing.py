@@ -63,6 +63,7 @@ class Bringing(Generic[_W]):
         self.is_left = False
         self._completions, self._stream = completions, stream
         self._parts: deque[Part] | None = None  # of the first, which are not queued
+        self._alone: Part | None = None  # the last part that was queued, if it goes alone
         self._line: Line | None = None
 
     def add(self, launch: _W) -> None:
@@ -101,9 +102,11 @@ class Bringing(Generic[_W]):
         while self._parts:
             if self._line is None:
                 self._line = self._completions.line(is_first=True)
-            if len(self._line.entries) >= IN_FLIGHT:
+            under_way = self._line.entries
+            if len(under_way) >= IN_FLIGHT or (under_way and under_way[-1].work is self._alone):
                 return False
             part = self._parts.popleft()
+            self._alone = part if part.goes_alone else None
             ended = functools.partial(self._ended, first)
             # Before it is queued: what was queued of it when that fails is waited for as well.
             self._completions.add(self._line, Entry(part, _PART_SECS, ended))

@@ -11,8 +11,13 @@ from tunerd.vocabulary import Arrays
 
 
 class Part(Protocol):
-    """A part of large inputs or outputs: one of artifacts/parts.py."""
+    """A part of large inputs or outputs: one of artifacts/parts.py.
 
+    goes_alone: those behind it are queued when it has ended.
+    """
+
+    @property
+    def goes_alone(self) -> bool: ...
     def queue(self, stream: int) -> None: ...
     def is_done(self) -> bool: ...
 
