@@ -11,7 +11,7 @@ import pytest
 
 from tests.lib.waiting import until
 from tests.unit.test_bringing import LARGE, LARGE_PARTS, SMALL, World, world
-from tunerd.artifacts import outputs
+from tunerd.artifacts.outputs import Outputs
 from tunerd.colocation.places.base import Done, Fault
 
 __all__ = ["world"]
@@ -106,16 +106,15 @@ def test_nobody_waits_for_the_copies_of_who_keeps_all_outputs(
     """They have them nevertheless, and as long as they like."""
     large, _ = world.seat("large", world.track(), LARGE)
     small, _ = world.seat("small", world.track(), SMALL)
-    may_copy, usual = threading.Event(), outputs._copies
+    may_copy, usual = threading.Event(), Outputs._large_copies
     threads = set[str]()
 
-    def copies(results: Any) -> Any:
-        if results[0]["y"].size == LARGE:
-            threads.add(threading.current_thread().name)
-            may_copy.wait()
-        return usual(results)
+    def copies(made: Outputs, count: int) -> Any:
+        threads.add(threading.current_thread().name)
+        may_copy.wait()
+        return usual(made, count)
 
-    monkeypatch.setattr(outputs, "_copies", copies)
+    monkeypatch.setattr(Outputs, "_large_copies", copies)
 
     def has_gone_on(value: int) -> bool:
         world.look()

@@ -100,15 +100,18 @@ class Track:
         ended: Callable[[Exception | None], None],
     ) -> None:
         """Queue all of a launch, which waits for nothing that is being brought."""
+        work: Launched
         under_way = self.under_way
         bring = self.bring_stream if under_way else None
         if staged.fetches_apart:
             fetch, leaves = self.fetch_stream, staged.comes_in_parts
             staged.launch(given, self.stream, bring=bring, fetch=fetch, leaves=leaves)
+            work = self.watched(staged, staged)
         else:
             staged.launch(given, self.stream, bring=bring)
+            work = staged
         under_way.append(seat)
-        self._completions.add(self.line, Entry(self.watched(staged, staged), secs, ended))
+        self._completions.add(self.line, Entry(work, secs, ended))
 
     def watched(self, launched: Launched, staged: InParts) -> Launched:
         """Return what has ended when the outputs of a launch are there: itself, if they are small.
