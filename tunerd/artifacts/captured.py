@@ -29,14 +29,12 @@ from tunerd.artifacts.marked_graph import Copy, MarkedGraph
 from tunerd.artifacts.outputs import Outputs
 from tunerd.artifacts.parts import Part, Parts, Written, go_in_parts
 from tunerd.artifacts.segments import Cut, GraphPieces
-from tunerd.artifacts.staging import PinnedArrays, are_large, bytes_of
+from tunerd.artifacts.staging import PinnedArrays, Writes, are_large, bytes_of, written
 from tunerd.system.cuda_driver import ShortCalls, checked, current
 from tunerd.vocabulary import Arrays, TensorSpec
 
 _RUN_OR_CAPTURE = "vm.builtin.cuda_graph.run_or_capture"
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the default stream
-
-Writes = list[Callable[[], object]]  # of inputs to pinned memory
 
 _capturing = threading.Lock()  # what a virtual machine finds under a name is one for the process
 
@@ -335,14 +333,6 @@ class _Staging:
             written(functools.partial(held.write, inputs), writes)
         places = held.places
         return [(there, *places[name]) for name, there in self._there.items()]
-
-
-def written(write: Callable[[], object], later: Writes | None) -> None:
-    """Write now, or have it done later."""
-    if later is None:
-        write()
-    else:
-        later.append(write)
 
 
 class StagedModel(_Staging):

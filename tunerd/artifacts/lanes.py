@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from tunerd.artifacts.captured import Recorder, StagedModel, Writes, written
+from tunerd.artifacts.captured import Recorder, StagedModel
 from tunerd.artifacts.manifest import SLOTS
 from tunerd.artifacts.marked_graph import Copy
 from tunerd.artifacts.parts import Part, Written, go_in_parts
 from tunerd.artifacts.pieces import Pieces
-from tunerd.artifacts.staging import PinnedArrays
+from tunerd.artifacts.staging import PinnedArrays, Writes, written
 from tunerd.vocabulary import Arrays
 
 Request = tuple[str, Mapping[str, Any]]  # a tenant, and its inputs by name
