@@ -19,7 +19,8 @@ from tests.lib.place_subjects import (
     opened,
 )
 from tests.lib.super_models import artifact_of, super_artifact
-from tunerd.colocation.artifacts import needed_memory
+from tunerd.artifacts.staging import bytes_of
+from tunerd.colocation.artifacts import needed_memory, outputs_of
 from tunerd.colocation.places.base import Done, Fault, seat_bytes
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.green_contexts import units_of
@@ -161,13 +162,14 @@ _LARGE = 32 << 10  # floats
 
 
 @pytest.mark.parametrize(("floats", "copies"), [(_LARGE - 1, 0), (_LARGE, 2)])
-def test_inputs_are_planned_again_where_they_are_copied_ahead(
+def test_inputs_are_planned_again_where_they_are_copied_ahead_and_outputs_for_each_launch(
     floats: int, copies: int, tmp_path: Path
 ) -> None:
     member = Member(name="m", artifact=artifact_of(adding(floats), tmp_path / "a"))
     with fake_cuda_place(Script()) as place:
         whole, in_segments = (place.needed_bytes(member, 3, cut=cut) for cut in (None, 1e-3))
-    assert whole - in_segments == 3 * copies * floats * 4
+    (output,) = outputs_of(member.artifact)
+    assert whole - in_segments == 3 * (copies * floats * 4 + bytes_of(output))
     needed = needed_memory(member.artifact)
     assert whole == needed.shared_bytes + 3 * seat_bytes(needed, "in-process", "cuda")
     assert seat_bytes(needed, "in-process", "cpu") == needed.each_bytes

@@ -14,6 +14,7 @@ import tunerd
 from tests.lib.artifact_fixtures import model_of
 from tests.lib.models import floats
 from tests.lib.super_models import CONVNET, artifact_of, super_artifact, tenant
+from tests.lib.waiting import until
 from tests.unit.test_captured import OK, Driver, Status, Tensor
 from tunerd.artifacts import parts, staging
 from tunerd.artifacts.batches import StagedBatch
@@ -290,9 +291,11 @@ def test_requests_whose_inputs_are_large_together_are_brought_in_parts(
     lanes, pieces, driver = staged(most=3, is_ahead=True)
     assert not lanes.goes_in_parts([("b", x(1))])
     assert lanes.goes_in_parts([("c", x(1)), ("b", x(10))])
-    made = lanes.begin([("c", x(1)), ("b", x(10))], None)
+    write, *made = lanes.begin([("c", x(1)), ("b", x(10))], None)
     with pytest.raises(RuntimeError, match="in use"):
         pieces.forget("b")
+    write.queue(8)
+    until(write.is_done, every=0)
     assert [sum(size for _, _, size in part.copies) for part in made] == [7, 7, 7, 7, 4]
     for part in made:
         part.queue(8)
@@ -312,8 +315,13 @@ def test_requests_that_are_not_launched_let_the_weights_go(
     lanes, pieces, _ = staged(most=3, is_ahead=True)
     lanes.begin([("c", x(1)), ("b", x(10))], None)
     lanes.give_up()
+    with pytest.raises(KeyError):
+        lanes.begin([("b", x(1)), ("none", x(1))], None)
+    write, *_ = lanes.begin([("c", x(1)), ("b", {"x": np.zeros(3, "float64")})], None)
+    write.queue(8)
     with pytest.raises(TypeError):
-        lanes.begin([("c", x(1)), ("b", {"x": np.zeros(3, "float64")})], None)
+        until(write.is_done, every=0)
+    lanes.give_up()
     pieces.forget("b")
     pieces.forget("c")
 

@@ -138,6 +138,42 @@ def test_inputs_in_parts_are_those_of_their_request(
         assert all(np.array_equal(answer[n], expected[key][n]) for n in expected[key])
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [*({"kind": kind} for kind in ("time", "streams", "space", "ordered")), IN_SEGMENTS],
+    ids=lambda policy: policy["kind"],
+)
+def test_outputs_in_parts_are_those_of_their_request_for_as_long_as_they_are_kept(
+    policy: dict[str, Any], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_LARGE_BYTES", 1)
+    monkeypatch.setattr(parts, "PART_BYTES", 12)  # as if the arrays were very large
+    paths = names_and_paths(root)
+    expected = {
+        (name, seed): tunerd.load(path)(inputs(seed))
+        for name, path in paths.items()
+        for seed in range(8)
+    }
+    sizes = {sum(array.nbytes for array in outputs.values()) for outputs in expected.values()}
+    assert min(sizes) > 2 * 12
+    kept: list[tuple[Any, Any]] = []
+    with Engine(plan_of(paths, policy, "in-process")) as engine:
+        for turn in range(20):
+            asked = [
+                ((name, seed), engine.submit(name, inputs(seed)))
+                for seed in range(8)
+                for name in paths
+            ]
+            for key, future in asked:
+                answer = future.result(WAIT_SECS)
+                assert all(np.array_equal(answer[n], expected[key][n]) for n in expected[key])
+                if turn < 10:  # more than there is memory for; then those come back
+                    kept.append((key, answer))
+            del answer, asked
+    for key, answer in kept:
+        assert all(np.array_equal(answer[n], expected[key][n]) for n in expected[key])
+
+
 def test_a_caller_may_write_where_the_gpu_reads(root: Path) -> None:
     paths = names_and_paths(root)
     with Engine(plan_of(paths, {"kind": "streams"}, "in-process")) as engine:

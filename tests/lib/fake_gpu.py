@@ -73,7 +73,9 @@ class FakeGpu(GpuContext):
 
 
 class FakePart:
-    """A part of inputs, which ends when it was asked some times."""
+    """A part of inputs or outputs, which ends when it was asked some times."""
+
+    goes_alone = False
 
     def __init__(self) -> None:
         self.is_queued, self._asked = False, 0
@@ -88,10 +90,14 @@ class FakePart:
 
 
 class FakeInParts:
-    """What is launched at once, or has its inputs brought in three parts."""
+    """What is launched at once, or has its inputs and outputs brought in three parts each."""
 
     fetches_apart = False
     may_go_in_parts = False
+    comes_in_parts = False
+
+    def move_in_parts(self, does: bool) -> None:
+        self.fetches_apart = self.may_go_in_parts = self.comes_in_parts = does
 
     def goes_in_parts(self, given: Any) -> bool:
         return self.may_go_in_parts
@@ -100,11 +106,18 @@ class FakeInParts:
         self._given, self._parts = given, [FakePart() for _ in range(3)]
         return self._parts
 
-    def follow(self, stream: Any, *, fetch: int | None = None) -> None:
+    def follow(self, stream: Any, *, fetch: int | None = None, leaves: bool = False) -> None:
         assert all(part.is_queued for part in self._parts)
         self.launch(self._given, stream)
 
     def give_up(self) -> None: ...
+
+    def parts_back(self) -> list[FakePart]:
+        self._parts = [FakePart() for _ in range(3)]
+        return self._parts
+
+    def is_readable(self) -> bool:
+        return all(part.is_queued for part in self._parts)
 
     def launch(self, given: Any, stream: Any) -> None:
         raise NotImplementedError
@@ -188,14 +201,14 @@ class FakeCudaModel:
 
     def staged_segments(self, stream: Any, limits: Cut) -> FakeSegments:
         made = FakeSegments(self._model, ThreadPoolExecutor(1), limits)
-        made.may_go_in_parts = self._goes_in_parts
+        made.move_in_parts(self._goes_in_parts)
         return made
 
     def staged(self, stream: Any, count: int = 1) -> tuple[FakeStaged, ...]:
         worker = ThreadPoolExecutor(1)
         made = tuple(FakeStaged(self._model, worker, stream) for _ in range(count))
         for each in made:
-            each.may_go_in_parts = self._goes_in_parts
+            each.move_in_parts(self._goes_in_parts)
         return made
 
 
@@ -270,7 +283,7 @@ def fake_cuda_place(
 ) -> CudaStreamsPlace:
     """Return a place whose members do on their streams what a script says.
 
-    goes_in_parts: the inputs of all of them.
+    goes_in_parts: the inputs and outputs of all of them.
     """
 
     def open_model(path: Path) -> FakeCudaModel:

@@ -166,6 +166,23 @@ def test_who_comes_to_an_idle_engine_is_not_refused_because_others_were_late() -
     assert admits(world, Request(1, "two", "default", now, now + 0.0011), now)
 
 
+def test_a_busy_share_in_which_it_would_take_less_is_nothing_that_it_waits_for() -> None:
+    """Where others were late, it would be refused for the difference."""
+    world = scheduler()
+    now = ends_late(world, 0, 0.0, 10.0)
+    for _ in range(40):
+        world._estimates.observe(Seat("one", "one"), 0, 0.0004, had_secs=0.003, now=now)
+    for number, name in enumerate(["two", "three"], 1):
+        for _ in range(40):
+            world._estimates.observe(Seat(name, name), 0, 0.1, now=now)
+        (start,) = world.arrive(Request(number, name, "default", now, now + 1.0), now)
+        assert isinstance(start, Start)
+        assert start.seat.lane != "one"
+    now += 0.001
+    assert world.margin(now) == pytest.approx(0.5, abs=0.001)
+    assert admits(world, Request(3, "one", "default", now, now + 0.005), now)
+
+
 def test_that_others_were_late_is_forgotten_and_what_a_fault_delayed_teaches_nothing() -> None:
     world, two = scheduler(borrow=False), Seat("two", "two")
     now = ends_late(world, 0, 0.0, 0.01)

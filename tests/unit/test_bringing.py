@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -16,9 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.lib.waiting import until
 from tests.unit.test_captured import OK, Answer, Driver, Status, Tensor
 from tunerd.artifacts import captured, parts, staging
 from tunerd.artifacts.captured import Recorder, StagedModel, StagedSegments
+from tunerd.artifacts.staging import PinnedArrays
 from tunerd.colocation import artifacts
 from tunerd.colocation.places import completions as completions_module
 from tunerd.colocation.places import tracks
@@ -48,7 +51,7 @@ class Queued:
 
     stream: int
     run: Callable[[], object]
-    is_copy: bool = False
+    is_copy: bool = False  # which a test ends
     may_run: Callable[[], bool] = lambda: True
     is_done: bool = False
     at: int = 0
@@ -61,10 +64,13 @@ class QueuedGpu(Driver):
         super().__init__()
         self.calls: list[tuple[Any, ...]] = []
         self.streams: dict[int, deque[Queued]] = defaultdict(deque)
-        self.copies: deque[Queued] = deque()  # which have not ended
+        self.copies: deque[Queued] = deque()  # to the device, which have not ended
+        self.fetches: deque[Queued] = deque()  # to the host
+        self.holds_fetches = False  # else they end by themselves
         self.last_record: dict[int, Queued] = {}  # by event
         self.launched: list[int] = []  # graphs that were queued
         self.refused_copies: set[int] = set()  # by their numbers
+        self.refuses_fetches = False
         self.bad_events: set[int] = set()
         self.holds_graphs = False
         self._now = self._copies_queued = 0
@@ -73,13 +79,13 @@ class QueuedGpu(Driver):
     def cuEventSynchronize(self, event: int) -> Answer:
         while self.copies:
             self.end_copy()
+        while self.fetches:
+            self.end_fetch()
         return (OK,)
 
     def queue(self, stream: int, run: Callable[[], object], **more: Any) -> Queued:
         made = Queued(stream, run, **more)
         self.streams[stream].append(made)
-        if made.is_copy:
-            self.copies.append(made)
         self.go_on()
         return made
 
@@ -95,8 +101,15 @@ class QueuedGpu(Driver):
 
     def end_copy(self) -> Queued:
         """Carry out the copy that was queued first, of those whose streams have come to them."""
-        copy = next(c for c in self.copies if self.streams[c.stream][0] is c)
-        self.copies.remove(copy)
+        return self._end_first(self.copies)
+
+    def end_fetch(self) -> Queued:
+        """Carry out the first to the host in the same way."""
+        return self._end_first(self.fetches)
+
+    def _end_first(self, copies: deque[Queued]) -> Queued:
+        copy = next(c for c in copies if self.streams[c.stream][0] is c)
+        copies.remove(copy)
         self._carry_out(copy)
         self.go_on()
         return copy
@@ -146,12 +159,19 @@ class QueuedCalls:
         gpu._copies_queued += 1
         if gpu._copies_queued in gpu.refused_copies:
             return Status.CUDA_ERROR_ILLEGAL_ADDRESS.value
-        gpu.queue(stream, lambda: ctypes.memmove(there, here, size), is_copy=True)
+        move = functools.partial(ctypes.memmove, there, here, size)
+        gpu.copies.append(gpu.queue(stream, move, is_copy=True))
         return OK.value
 
     def MemcpyDtoHAsync(self, here: int, there: int, size: int, stream: int) -> int:
-        self._gpu.calls.append(("fetch", stream))
-        self._gpu.queue(stream, lambda: ctypes.memmove(here, there, size))
+        gpu = self._gpu
+        gpu.calls.append(("fetch", stream))
+        if gpu.refuses_fetches:
+            return Status.CUDA_ERROR_ILLEGAL_ADDRESS.value
+        move = functools.partial(ctypes.memmove, here, there, size)
+        made = gpu.queue(stream, move, is_copy=gpu.holds_fetches)
+        if made.is_copy:
+            gpu.fetches.append(made)
         return OK.value
 
     def GraphLaunch(self, graph: int, stream: int) -> int:
@@ -251,8 +271,14 @@ class World:
         return seat, model
 
     def start(self, name: str, seat: CudaSeat, floats: int, value: float) -> None:
+        """Start it with inputs that are in pinned memory."""
+        pinned = PinnedArrays(self.gpu, [TensorSpec("x", (floats,), "float32")])
+        pinned["x"][...] = value
+        self.start_with(name, seat, pinned)
+
+    def start_with(self, name: str, seat: CudaSeat, inputs: Arrays) -> None:
         told = functools.partial(self._note, name)
-        seat.start(0, given(floats, value), lambda error: Fault(str(error), ()), told)
+        seat.start(0, inputs, lambda error: Fault(str(error), ()), told)
 
     def look(self) -> float | None:
         return self.completions.look()
@@ -262,6 +288,19 @@ class World:
         while self.look() is not None:
             if self.gpu.copies:
                 self.gpu.end_copy()
+            if self.gpu.fetches:
+                self.gpu.end_fetch()
+
+    def finish_until(self, name: str) -> None:
+        """Let all go on until somebody was told."""
+
+        def is_told() -> bool:
+            self.look()
+            if self.gpu.copies:
+                self.gpu.end_copy()
+            return any(told == name for told, _ in self.told)
+
+        until(is_told, every=0)
 
     def answers(self) -> list[tuple[str, float]]:
         """Return who was told and the first value of the outputs."""
@@ -378,6 +417,42 @@ def test_a_launch_is_brought_beside_the_one_that_runs(world: World) -> None:
     world.gpu.go_on()
     world.finish()
     assert world.answers() == [("first", 2), ("second", 4)]
+
+
+def test_inputs_in_no_pinned_memory_are_written_there_by_a_thread_while_others_go_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write, usual, threads = threading.Event(), PinnedArrays.write, list[str]()
+
+    def write(arrays: PinnedArrays, given: Any) -> None:
+        if arrays["x"].size == LARGE:
+            threads.append(threading.current_thread().name)
+            may_write.wait()
+        usual(arrays, given)
+
+    track = world.track()
+    large, _ = world.seat("large", track, LARGE)
+    small, _ = world.seat("small", world.track(), SMALL)
+    monkeypatch.setattr(PinnedArrays, "write", write)
+    world.start("first", large, LARGE, 1)
+    while not world.gpu.launched:
+        world.gpu.end_copy()
+        world.look()
+    assert not threads
+    # While the last parts of the one before are in flight.
+    world.start_with("large", large, given(LARGE, 3))
+    while world.gpu.copies:
+        world.gpu.end_copy()
+        world.look()
+    until(lambda: bool(threads))
+    world.start("small", small, SMALL, 4)
+    world.finish_until("small")
+    assert ("small", 8) in world.answers()
+    assert not world.gpu.copies
+    may_write.set()
+    world.finish_until("large")
+    assert world.answers()[-1] == ("large", 6)
+    assert threading.current_thread().name not in threads
 
 
 def test_small_inputs_are_queued_as_they_were(world: World) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+from collections import deque
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.lib.fake_gpu import HostMemory
+from tests.lib.waiting import until
 from tunerd.artifacts import outputs
 from tunerd.artifacts.outputs import Outputs
 from tunerd.vocabulary import TensorSpec
@@ -74,6 +77,67 @@ def test_who_keeps_all_of_it_gets_copies_and_who_lets_go_none() -> None:
     del first
     made.read()
     assert made.places["y"] != place
+
+
+def test_large_ones_that_nobody_gives_back_are_copied_by_a_thread_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual, threads = Outputs._large_copies, list[str]()
+
+    def copies(made: Outputs, count: int) -> Any:
+        threads.append(threading.current_thread().name)
+        return usual(made, count)
+
+    monkeypatch.setattr(Outputs, "_large_copies", copies)
+    made = Outputs(HostMemory(), SPECS, gives_away=True)
+    kept = []
+    for value in range(2 * outputs._BLOCKS):
+        left(made, value)
+        until(made.is_ready, every=0)
+        kept += made.read()
+    assert len(threads) == outputs._BLOCKS + 1
+    assert threading.current_thread().name not in threads
+    assert [int(each["z"][0]) for each in kept] == list(range(2 * outputs._BLOCKS))
+    small = Outputs(HostMemory(), SPECS)
+    assert small.is_ready()  # which to copy takes no longer than to ask a thread
+
+
+def test_copies_of_large_ones_are_the_callers_and_their_memory_is_used_again() -> None:
+    made = Outputs(HostMemory(), SPECS, by_row=True, gives_away=True)
+    blocks = [made.read(2) for _ in range(outputs._BLOCKS - 1)]
+    left(made, 5)
+    (one, two), places = made.read(2), {}
+    for name, row in (("one", one), ("two", two)):
+        places[name] = row["y"].ctypes.data
+    left(made, 6)
+    (other, _) = made.read(2)
+    assert one["y"].tolist() == [5, 5, 5]
+    assert (other["y"] == 6).all()
+    del one, row  # its other row is held
+    left(made, 7)
+    (third, _) = made.read(2)
+    assert two["y"].tolist() == [5, 5, 5]
+    assert third["y"].ctypes.data not in places.values()
+    del two
+    left(made, 8)
+    (fourth, _) = made.read(2)
+    assert fourth["y"].ctypes.data == places["one"]
+    assert (third["y"] == 7).all()
+    assert len(blocks) == outputs._BLOCKS - 1
+
+
+def test_of_very_large_ones_a_caller_may_keep_one_and_read_the_next_without_a_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outputs, "_BLOCKS_BYTES", 1)
+    made = Outputs(HostMemory(), SPECS, gives_away=True)
+    kept: deque[Any] = deque(maxlen=1)
+    for value in range(8):
+        place = made.places["y"]
+        left(made, value)
+        assert made.is_ready()
+        kept += made.read()
+        assert kept[-1]["y"].ctypes.data == place[0]
 
 
 def test_each_row_is_a_result_of_its_own() -> None:

@@ -10,8 +10,8 @@ A graph comes in two forms. A CapturedModel has its inputs and outputs on the de
 begins and ends in pinned memory of the host, so that no call waits: the inputs are copied from
 where the request has them, and to copy the outputs is part of the graph. Large ones are copied on
 streams of their own, while the stream of the graphs has other work; large outputs are the caller's
-where they are (`outputs`), and very large inputs come in parts (`parts`), where who launches sees
-to it.
+where they are (`outputs`), and what is very large comes and goes in parts (`parts`), where who
+launches sees to it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ import functools
 import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 from tunerd.artifacts.device import zeros
 from tunerd.artifacts.marked_graph import Copy, MarkedGraph
 from tunerd.artifacts.outputs import Outputs
-from tunerd.artifacts.parts import Part, Parts, go_in_parts
+from tunerd.artifacts.parts import Part, Parts, Written, go_in_parts
 from tunerd.artifacts.segments import Cut, GraphPieces
-from tunerd.artifacts.staging import PinnedArrays, are_large, bytes_of
+from tunerd.artifacts.staging import PinnedArrays, Writes, are_large, bytes_of, written
 from tunerd.system.cuda_driver import ShortCalls, checked, current
 from tunerd.vocabulary import Arrays, TensorSpec
 
@@ -203,10 +204,13 @@ class _Staging:
 
     may_go_in_parts: its inputs may be so large that they are to be brought in parts: `begin`
     instead of `launch`, and `follow` when all parts are queued.
+    comes_in_parts: its outputs are so large, or no graph is behind which their copies could be
+    queued: launched so that it `leaves` them, it has them fetched by `parts_back` when it is done.
     """
 
     _marked: MarkedGraph  # which reads the inputs
     _is_by_row: ClassVar[bool] = False  # each row of the outputs is a result of its own
+    _filled = 1  # results of the last launch
 
     def __init__(
         self, recorder: Recorder, *, is_ahead: bool = False, is_alone: bool = False
@@ -215,7 +219,10 @@ class _Staging:
         inputs, outputs = map(self._as_held, (recorder.input_specs, recorder.output_specs))
         self._inputs = PinnedArrays(self._driver, inputs)
         self._brings_apart = is_ahead and are_large(inputs)
-        self.fetches_apart = is_ahead and are_large(outputs)
+        self.fetches_apart = (is_ahead or is_alone) and are_large(outputs)
+        self.comes_in_parts = self.fetches_apart and (
+            is_alone or go_in_parts(sum(map(bytes_of, outputs)))
+        )
         self._outputs = Outputs(
             self._driver,
             outputs,
@@ -229,7 +236,12 @@ class _Staging:
             sum(map(bytes_of, inputs))
         )
         self._parts = Parts(self._driver, recorder.short) if self.may_go_in_parts else None
+        self._parts_back: Parts | None = None
+        if self.comes_in_parts:
+            with recorder.entered():  # as the stream on which they are queued
+                self._parts_back = Parts(self._driver, recorder.short, to_host=True)
         self._last_part, self._has_begun = 0, False  # its event; and the time of the launch
+        self._writer: ThreadPoolExecutor | None = None
 
     def _as_held(self, specs: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
         """Return how the host has tensors of the device, of as many bytes each."""
@@ -239,28 +251,47 @@ class _Staging:
         """Say whether these inputs, which `launch` takes, are so large."""
         return self.may_go_in_parts
 
-    def begin(self, given: Any, stream: int | None) -> list[Part]:
+    def begin(self, given: Any, stream: int | None) -> list[Part | Written]:
         """Return the parts of inputs that `launch` takes, to be queued on a stream of this device.
 
-        One is queued when all but one of those before it have ended.
+        One is queued when all but one of those before it have ended, or all where one goes alone.
+        What is in no pinned memory is written there by a thread: that takes milliseconds.
 
         Args:
             stream: that of the graph, where the time of the launch begins now.
         """
         assert self._parts is not None
-        parts = self._parts.of(self._copies_of(given))
+        writes: Writes = []
+        parts = self._parts.of(self._copies_of(given, writes))
         self._last_part, self._has_begun = parts[-1].event, stream is not None
         if stream is not None:
             self._marked.begin(stream)
-        return parts
+        if not writes:
+            return [*parts]
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(1, thread_name_prefix="tunerd-inputs")
+        return [Written(lambda: [write() for write in writes], self._writer), *parts]
 
-    def follow(self, stream: int, *, fetch: int | None = None) -> None:
-        """Queue the launch behind its parts, all of which are queued; streams as in `launch`."""
+    def follow(self, stream: int, *, fetch: int | None = None, leaves: bool = False) -> None:
+        """Queue the launch behind its parts, all of which are queued; the rest as in `launch`."""
         self._recorder.short.wait(stream, self._last_part)
-        self._marked.launch(stream, fetch=fetch, back=self._back(), has_begun=self._has_begun)
+        back = () if leaves else self._back()
+        self._marked.launch(stream, fetch=fetch, back=back, has_begun=self._has_begun)
 
     def give_up(self) -> None:
         """Have what was begun never launched; the parts that are queued are to be waited for."""
+
+    def parts_back(self) -> list[Part]:
+        """Return what brings the outputs of a launch that has left them, and is done.
+
+        To be queued as the parts of inputs, on a stream of the graph's context.
+        """
+        assert self._parts_back is not None
+        return self._parts_back.of(self._back())
+
+    def is_readable(self) -> bool:
+        """Say whether `read` takes no time, when the outputs are there; else it soon will."""
+        return self._outputs.is_ready(self._filled)
 
     def read(self) -> Arrays:
         """Return the outputs by name, once for each launch; the arrays are the caller's."""
@@ -292,13 +323,14 @@ class _Staging:
         graph, tensors = self._recorder.recorded(after=fetch, before=take)
         return graph, (self._recorder, self._inputs, self._outputs, self._brought, tensors)
 
-    def _copies_of(self, inputs: Any) -> list[Copy]:
-        """Return what brings inputs to the device: PinnedArrays as they are, others copied here."""
-        if isinstance(inputs, PinnedArrays):
-            held = inputs
-        else:
-            held = self._inputs
-            held.write(inputs)
+    def _copies_of(self, inputs: Any, writes: Writes | None = None) -> list[Copy]:
+        """Return what brings inputs to the device: PinnedArrays as they are, others copied here.
+
+        writes: is given what copies them, to be called before; else that was done.
+        """
+        held = inputs if isinstance(inputs, PinnedArrays) else self._inputs
+        if held is not inputs:
+            written(functools.partial(held.write, inputs), writes)
         places = held.places
         return [(there, *places[name]) for name, there in self._there.items()]
 
@@ -331,6 +363,7 @@ class StagedModel(_Staging):
         *,
         bring: int | None = None,
         fetch: int | None = None,
+        leaves: bool = False,
     ) -> None:
         """Queue an inference with inputs by name.
 
@@ -341,14 +374,21 @@ class StagedModel(_Staging):
             bring: for inputs, a stream of this device on which nothing waits; while `stream` has
                 work, it saves the time of their copies.
             fetch: for outputs, a stream on which others of these models do the same.
+            leaves: outputs that come in parts stay on the device, until `parts_back`.
         """
-        self._launch(self._copies_of(inputs), stream, bring, fetch)
+        self._launch(self._copies_of(inputs), stream, bring, fetch, leaves=leaves)
 
     def _launch(
-        self, copies: Sequence[Copy], stream: int, bring: int | None, fetch: int | None
+        self,
+        copies: Sequence[Copy],
+        stream: int,
+        bring: int | None,
+        fetch: int | None,
+        *,
+        leaves: bool,
     ) -> None:
-        bring = bring if self._brings_apart else None
-        self._marked.launch(stream, copies, bring=bring, fetch=fetch, back=self._back())
+        bring, back = bring if self._brings_apart else None, () if leaves else self._back()
+        self._marked.launch(stream, copies, bring=bring, fetch=fetch, back=back)
 
     def is_done(self) -> bool:
         """Say whether the last launch has ended; raises what the stream has met."""

@@ -11,9 +11,9 @@ import numpy as np
 from tunerd.artifacts.captured import Recorder, StagedModel
 from tunerd.artifacts.manifest import SLOTS
 from tunerd.artifacts.marked_graph import Copy
-from tunerd.artifacts.parts import Part, go_in_parts
+from tunerd.artifacts.parts import Part, Written, go_in_parts
 from tunerd.artifacts.pieces import Pieces
-from tunerd.artifacts.staging import PinnedArrays
+from tunerd.artifacts.staging import PinnedArrays, Writes, written
 from tunerd.vocabulary import Arrays
 
 Request = tuple[str, Mapping[str, Any]]  # a tenant, and its inputs by name
@@ -33,13 +33,19 @@ class StagedRows(StagedModel):
         self._filled = 0
 
     def launch(
-        self, requests: Any, stream: int, *, bring: int | None = None, fetch: int | None = None
+        self,
+        requests: Any,
+        stream: int,
+        *,
+        bring: int | None = None,
+        fetch: int | None = None,
+        leaves: bool = False,
     ) -> None:
         """Queue requests, on streams and with inputs as a StagedModel takes them.
 
         Raises ValueError for more requests than rows, or none.
         """
-        self._launch(self._copies_of(requests), stream, bring, fetch)
+        self._launch(self._copies_of(requests), stream, bring, fetch, leaves=leaves)
 
     def goes_in_parts(self, given: Any) -> bool:
         """Say whether the inputs of all these requests are so large together."""
@@ -57,19 +63,23 @@ class StagedRows(StagedModel):
         if not 0 < len(given) <= self.count:
             raise ValueError(f"{len(given)} requests for {self.count} lanes")
 
-    def _copies_of(self, inputs: Any) -> list[Copy]:
+    def _copies_of(self, inputs: Any, writes: Writes | None = None) -> list[Copy]:
         self._refuse_others(inputs)
         self._filled = len(inputs)
-        return [copy for row, (_, of) in enumerate(inputs) for copy in self._copies(row, of)]
+        rows = enumerate(inputs)
+        return [copy for row, (_, of) in rows for copy in self._copies(row, of, writes)]
 
-    def _copies(self, row: int, inputs: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:
+    def _copies(
+        self, row: int, inputs: Mapping[str, Any], writes: Writes | None
+    ) -> Iterator[tuple[int, int, int]]:
         for name, there in self._there.items():
             here, size = self._inputs.places[name]
             size //= self.count
             if isinstance(inputs, PinnedArrays):
                 here, _ = inputs.places[name]
             else:
-                np.copyto(self._inputs[name][row, ...], inputs[name], casting="no")
+                into = self._inputs[name][row, ...]
+                written(functools.partial(np.copyto, into, inputs[name], casting="no"), writes)
                 here += row * size
             yield there + row * size, here, size
 
@@ -89,7 +99,13 @@ class StagedLanes(StagedRows):
         self._held: list[str] = []
 
     def launch(
-        self, requests: Any, stream: int, *, bring: int | None = None, fetch: int | None = None
+        self,
+        requests: Any,
+        stream: int,
+        *,
+        bring: int | None = None,
+        fetch: int | None = None,
+        leaves: bool = False,
     ) -> None:
         """Queue requests, on streams and with inputs as a StagedModel takes them.
 
@@ -100,12 +116,12 @@ class StagedLanes(StagedRows):
         """
         self._hold(requests)
         try:
-            super().launch(requests, stream, bring=bring, fetch=fetch)
+            super().launch(requests, stream, bring=bring, fetch=fetch, leaves=leaves)
         except BaseException:
             self._let_go()
             raise
 
-    def begin(self, given: Any, stream: int | None) -> list[Part]:
+    def begin(self, given: Any, stream: int | None) -> list[Part | Written]:
         """Return the parts of the requests' inputs; raises what `launch` does."""
         self._hold(given)
         try:
@@ -140,9 +156,9 @@ class StagedLanes(StagedRows):
         self._slots[: len(slots)] = slots
         self._slots[len(slots) :] = slots[0]
 
-    def _copies_of(self, inputs: Any) -> list[Copy]:
+    def _copies_of(self, inputs: Any, writes: Writes | None = None) -> list[Copy]:
         slots = (self._slots_there, *self._inputs.places[SLOTS])
-        return [slots, *super()._copies_of(inputs)]
+        return [slots, *super()._copies_of(inputs, writes)]
 
     def _let_go(self) -> None:
         held, self._held = self._held, []

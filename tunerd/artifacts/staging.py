@@ -16,6 +16,7 @@ from tunerd.system.cuda_driver import checked, current
 from tunerd.vocabulary import Arrays, TensorSpec
 
 Array = np.ndarray[Any, Any]
+Writes = list[Callable[[], object]]  # of inputs to pinned memory
 
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 _ALIGNMENT = 256  # bytes, of each array
@@ -94,6 +95,14 @@ class PinnedArrays(dict[str, Array]):
         """Copy arrays by name; TypeError for one of another type."""
         for name, array in self.items():
             np.copyto(array, given[name], casting="no")
+
+
+def written(write: Callable[[], object], later: Writes | None) -> None:
+    """Write now, or have it done later."""
+    if later is None:
+        write()
+    else:
+        later.append(write)
 
 
 class PinnedPool:

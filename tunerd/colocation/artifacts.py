@@ -88,6 +88,7 @@ class Needed:
     each_bytes: int  # inputs, outputs, and the planned storage between kernels
     ahead_bytes: int = 0  # a further copy of the inputs, where they are large enough for one
     request_bytes: int = 0  # a further copy of the inputs and outputs
+    output_bytes: int = 0  # a further copy of the outputs
 
     @property
     def alone_bytes(self) -> int:
@@ -105,7 +106,7 @@ def needed_memory(path: Path, weights: int = 1) -> Needed:
         weights: of how many tenants.
     """
     shared: dict[Any, int] = {}  # by the size of a launch
-    each: dict[Any, tuple[int, int, int]] = {}  # all; further copies, as Needed has them
+    each: dict[Any, tuple[int, ...]] = {}  # all; further copies, as Needed has them
     variants = _variants(path)
     for variant in variants:
         count = int(variant.get("tenants", 1))
@@ -117,10 +118,11 @@ def needed_memory(path: Path, weights: int = 1) -> Needed:
         own = input_bytes + output_bytes + int(variant.get("storage_bytes", 0))
         ahead = input_bytes if are_large(inputs) else 0
         shared[size] = max(shared.get(size, 0), library)
-        each[size] = max(each.get(size, (0, 0, 0)), (own, ahead, input_bytes + output_bytes))
+        found = own, ahead, input_bytes + output_bytes, output_bytes
+        each[size] = max(each.get(size, (0, 0, 0, 0)), found)
     one = max(stored_at(path, variant, WEIGHTS).stat().st_size for variant in variants)
-    own, ahead, request = (sum(of) for of in zip(*each.values(), strict=True))
-    return Needed(sum(shared.values()) + weights * one, own, ahead, request)
+    own, ahead, request, output = (sum(of) for of in zip(*each.values(), strict=True))
+    return Needed(sum(shared.values()) + weights * one, own, ahead, request, output)
 
 
 def checked_inputs(member: str, specs: Sequence[TensorSpec], inputs: Any) -> Arrays:

@@ -38,6 +38,7 @@ from tunerd.colocation import Engine, Plan
 from tunerd.colocation.bench import sample_inputs
 from tunerd.colocation.dispatcher import Dispatcher
 from tunerd.colocation.load.generator import run_load
+from tunerd.colocation.places.base import Place
 from tunerd.colocation.plan import PolicyChoice
 from tunerd.colocation.work import Request
 
@@ -137,15 +138,20 @@ def noted(*, by_sender: bool) -> Iterator[Moments]:
         yield moments
 
 
-def measured(plan: Plan, *, secs: float, turns: int) -> dict[str, dict[str, list[Any]]]:
-    """Return by load and way, and by member, the parts of its requests, of all turns."""
+def measured(
+    plan: Plan, *, secs: float, turns: int, place: Callable[[], Place | None] = lambda: None
+) -> dict[str, dict[str, list[Any]]]:
+    """Return by load and way, and by member, the parts of its requests, of all turns.
+
+    place: makes one for each engine, instead of the plan's.
+    """
     alone = {name: [m for m in plan.members if m.name == name] for name in plan.load.alone}
     loads: dict[str, Any] = {"all": None} | {f"{name} alone": of for name, of in alone.items()}
     found: dict[str, dict[str, list[Any]]] = {}
     load = plan.load.model_copy(update={"duration": secs})
     for turn in range(turns):
         for way in list(WAYS)[:: 1 if turn % 2 else -1]:
-            with noted(by_sender=WAYS[way]) as moments, Engine(plan) as engine:
+            with noted(by_sender=WAYS[way]) as moments, Engine(plan, place=place()) as engine:
                 inputs = sample_inputs(plan)
                 for name, members in loads.items():
                     run_load(engine, load, inputs, members=members)

@@ -153,7 +153,13 @@ class SimulatedGraph(FakeInParts):
         self._secs, self._ends_at = secs, 0.0
 
     def launch(
-        self, given: Any, stream: int, *, bring: int | None = None, fetch: int | None = None
+        self,
+        given: Any,
+        stream: int,
+        *,
+        bring: int | None = None,
+        fetch: int | None = None,
+        leaves: bool = False,
     ) -> None:
         self._take(given)
         self._queue(stream)
@@ -191,7 +197,13 @@ class SimulatedLanes(SimulatedGraph):
     _filled = 0
 
     def launch(
-        self, given: Any, stream: int, *, bring: int | None = None, fetch: int | None = None
+        self,
+        given: Any,
+        stream: int,
+        *,
+        bring: int | None = None,
+        fetch: int | None = None,
+        leaves: bool = False,
     ) -> None:
         self._filled = len(given)
         for _, inputs in given:
@@ -257,8 +269,11 @@ def simulated_places(
     return {"free": FreePlace, "graphs": streams}
 
 
-def make_artifact(folder: Path, side: int, together: int) -> Path:
-    """Compile what no place here runs: one small layer, or what serves some tenants in a launch."""
+def make_artifact(folder: Path, side: int, together: int = 1, *, layer: str = "Relu") -> Path:
+    """Compile what no place here runs: one small layer, or what serves some tenants in a launch.
+
+    layer: an operator of ONNX: Relu, or GlobalAveragePool for small outputs.
+    """
     if together > 1:
         return super_artifact(tenant(CONVNET, 0, folder), folder, (1, together))
     import onnx
@@ -271,12 +286,13 @@ def make_artifact(folder: Path, side: int, together: int) -> Path:
     from tunerd.vocabulary import Model, TensorSpec
 
     shape = (1, 3, side, side)
-    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", [x], [y], [])
+    shapes = {"x": shape, "y": (1, 3, 1, 1) if layer == "GlobalAveragePool" else shape}
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, of) for n, of in shapes.items())
+    graph = helper.make_graph([helper.make_node(layer, ["x"], ["y"])], "layer", [x], [y], [])
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.checker.check_model(proto)
-    one, other = (TensorSpec(name, shape, "float32") for name in "xy")
-    model = Model("relu", "0" * 64, (one,), (other,), OnnxGraph(proto))
+    one, other = (TensorSpec(name, of, "float32") for name, of in shapes.items())
+    model = Model("layer", "0" * 64, (one,), (other,), OnnxGraph(proto))
     target = TargetSpec("llvm", json.dumps({"kind": "llvm", "num-cores": 1}))
     lowered = lower(model, target)
     tasks = extract_tasks(lowered, target)

@@ -45,7 +45,8 @@ PROCESS_BYTES: Mapping[PlaceKind, int] = {
     # A process with TVM and one captured model: context, kernels, workspaces.
     "mps": 600 << 20,
 }
-# Launches of a stream that are started before the first has ended; each has own large inputs.
+# Launches of a stream that are started before the first has ended; each has large inputs and all
+# outputs for itself.
 STREAM_DEPTH = 2
 # Requests of a process: it has the next one when it has ended one. Each has own inputs and outputs.
 PROCESS_DEPTH = 2
@@ -60,8 +61,9 @@ def seat_bytes(needed: Needed, place: PlaceKind, device: str, *, is_whole: bool 
     copies_bytes = 0
     if place == "processes":  # clients of MPS have theirs in the host's memory, not the device's
         copies_bytes = (PROCESS_DEPTH if is_whole else 1) * needed.request_bytes
-    elif place == "in-process" and device == "cuda":
-        copies_bytes = (STREAM_DEPTH if is_whole else 0) * needed.ahead_bytes
+    elif place == "in-process" and device == "cuda" and is_whole:
+        copies_bytes = STREAM_DEPTH * needed.ahead_bytes
+        copies_bytes += (STREAM_DEPTH - 1) * needed.output_bytes
     return needed.each_bytes + copies_bytes + PROCESS_BYTES[place]
 
 

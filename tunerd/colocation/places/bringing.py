@@ -1,5 +1,8 @@
 """Launches of a lane whose inputs are brought in parts, and those that wait behind them.
 
+Or what has its outputs fetched in parts: nothing follows these, and who waits behind is fetched
+next (places/fetching.py).
+
 A GPU copies in the order of queueing, so a few parts are queued at a time (artifacts/parts.py): the
 first ones when a launch has its turn, each next one when an earlier one is seen to have ended, and
 the graph with the last one. What else is started on the lane meanwhile waits for that, so launches
@@ -45,19 +48,22 @@ _W = TypeVar("_W", bound=Waiting)
 
 
 class Bringing(Generic[_W]):
-    """Queues the parts and launches of one lane.
+    """Queues the parts of one lane and direction, and the launches.
 
     A part in flight keeps its launch, and so the memory that it reads and writes, also when the
     launch has failed or the lane was left.
 
     waiting: those that were not launched, the first of which is being brought.
+    is_left: nothing is queued any more.
     """
 
     def __init__(self, completions: Completions, stream: int) -> None:
         """Take the stream for the parts, on which nothing waits."""
         self.waiting: deque[_W] = deque()
+        self.is_left = False
         self._completions, self._stream = completions, stream
         self._parts: deque[Part] | None = None  # of the first, which are not queued
+        self._alone: Part | None = None  # the last part that was queued, if it goes alone
         self._line: Line | None = None
 
     def add(self, launch: _W) -> None:
@@ -69,6 +75,7 @@ class Bringing(Generic[_W]):
     def leave(self) -> list[_W]:
         """Queue nothing more; return what waited. Nobody is told of them."""
         left = [*self.waiting]
+        self.is_left = True
         self.waiting.clear()
         if self._line is not None:
             self._line.is_left = True
@@ -95,9 +102,11 @@ class Bringing(Generic[_W]):
         while self._parts:
             if self._line is None:
                 self._line = self._completions.line(is_first=True)
-            if len(self._line.entries) >= IN_FLIGHT:
+            under_way = self._line.entries
+            if len(under_way) >= IN_FLIGHT or (under_way and under_way[-1].work is self._alone):
                 return False
             part = self._parts.popleft()
+            self._alone = part if part.goes_alone else None
             ended = functools.partial(self._ended, first)
             # Before it is queued: what was queued of it when that fails is waited for as well.
             self._completions.add(self._line, Entry(part, _PART_SECS, ended))

@@ -54,7 +54,8 @@ class Entry(NamedTuple):
 class Line:
     """Launches that end in order. One that is left is waited for, and its ends are told nobody."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_first: bool = False) -> None:
+        self.is_first = is_first
         self.entries: deque[Entry] = deque()
         self.began_at = 0.0  # the first of them
         self.is_left = False
@@ -67,13 +68,14 @@ class Completions:
         self._lines: tuple[Line, ...] = ()
         self._firsts: tuple[Line, ...] = ()
         self._begin = 0  # the line with which a look begins
+        self._is_more = False  # was added to a first line since a look began
 
     def line(self, *, is_first: bool = False) -> Line:
         """Return a new line; those that were left and have ended are forgotten.
 
         is_first: looked at before the others, because its ends have work added to them.
         """
-        made = Line()
+        made = Line(is_first=is_first)
         self._lines, self._firsts = _kept(self._lines), _kept(self._firsts)
         if is_first:
             self._firsts = (*self._firsts, made)
@@ -86,6 +88,7 @@ class Completions:
         if not line.entries:
             line.began_at = time.monotonic()
         line.entries.append(entry)
+        self._is_more |= line.is_first
 
     def look(self) -> float | None:
         """Tell what has ended; return after how long to look again, None where nothing runs.
@@ -93,7 +96,7 @@ class Completions:
         The lines come first in turns: who is seen first is answered first, and started again.
         """
         now, least = time.monotonic(), math.inf
-        lines = self._lines
+        self._is_more, lines = False, self._lines
         self._begin = begin = (self._begin + 1) % max(len(lines), 1)
         lines = (*self._firsts, *lines[begin:], *lines[:begin])
         for line in lines:
@@ -105,6 +108,8 @@ class Completions:
                     late_secs = -left_secs * _PART
                     least = min(least, max(left_secs / 2, secs * _PART, late_secs))
                     break
+        if self._is_more:
+            return 0.0
         if math.isinf(least):
             return 0.0 if any(line.entries for line in lines) else None  # since it was looked at
         return 0.0 if least < _AWAKE_SECS else min(least, _MOST_SECS)

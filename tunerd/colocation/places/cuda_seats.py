@@ -91,7 +91,7 @@ class _OnTrack(CudaSeat):
     ) -> None:
         track = self._track
         if staged.goes_in_parts(given):
-            entry = Entry(staged, secs, ended)
+            entry = Entry(track.watched(staged, staged), secs, ended)
             track.launch_in_turn(Brought(self, track, staged, given, entry, failed))
         else:
             launch = functools.partial(track.launch, self, staged, given, secs, ended)
@@ -226,9 +226,9 @@ class SegmentedSeat(_OnTrack):
 
         def launch() -> None:
             number, self._next = self._next, self._next + 1
-            entry = Entry(
-                run.pieces[number], run.segment_secs[number], lambda error: ended(number, error)
-            )
+            piece, secs_of = run.pieces[number], run.segment_secs[number]
+            work = self._track.watched(piece, run) if number == last else piece
+            entry = Entry(work, secs_of, lambda error: ended(number, error))
             self._launch_segment(run, number, inputs, entry, failed)
 
         def ended(number: int, error: Exception | None) -> None:

@@ -29,6 +29,7 @@ from tunerd.colocation.places.base import (
     Place,
     Told,
     refuse_cores,
+    seat_bytes,
 )
 from tunerd.colocation.places.completions import Completions, sleep_exactly
 from tunerd.colocation.places.cuda_seats import (
@@ -102,15 +103,14 @@ class CudaStreamsPlace(Place):
 
     def needed_bytes(self, member: Member, seats: int, *, cut: Cut | None) -> int:
         needed = artifacts.needed_memory(member.artifact)
-        # What runs in segments has its inputs copied when it starts.
-        return self._needed(needed, seats, ahead=self.depth if cut is None else 0)
+        return self._needed(needed, seats, is_whole=cut is None)
 
     def needed_together_bytes(self, group: Group, seats: int) -> int:
         needed = artifacts.needed_memory(group.kernels, len(group.members))
-        return self._needed(needed, seats, ahead=self.depth)
+        return self._needed(needed, seats, is_whole=True)
 
-    def _needed(self, needed: artifacts.Needed, seats: int, *, ahead: int) -> int:
-        each_bytes = needed.each_bytes + ahead * needed.ahead_bytes
+    def _needed(self, needed: artifacts.Needed, seats: int, *, is_whole: bool) -> int:
+        each_bytes = seat_bytes(needed, "in-process", "cuda", is_whole=is_whole)
         return needed.shared_bytes + seats * each_bytes
 
     def load(self, member: Member, lane: Lane, *, cut: Cut | None) -> Loaded:

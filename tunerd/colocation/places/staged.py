@@ -11,29 +11,43 @@ from tunerd.vocabulary import Arrays
 
 
 class Part(Protocol):
-    """A part of large inputs: one of artifacts/parts.py."""
+    """A part of large inputs or outputs: one of artifacts/parts.py.
 
+    goes_alone: those behind it are queued when it has ended.
+    """
+
+    @property
+    def goes_alone(self) -> bool: ...
     def queue(self, stream: int) -> None: ...
     def is_done(self) -> bool: ...
 
 
 class InParts(Protocol):
-    """What may have its inputs brought in parts before its launch."""
+    """What may have its inputs brought in parts before its launch, and its outputs after that."""
 
     fetches_apart: bool
     may_go_in_parts: bool
+    comes_in_parts: bool
 
     def goes_in_parts(self, given: Any) -> bool: ...
     def begin(self, given: Any, stream: int | None) -> Sequence[Part]: ...
-    def follow(self, stream: int, *, fetch: int | None = None) -> None: ...
+    def follow(self, stream: int, *, fetch: int | None = None, leaves: bool = False) -> None: ...
     def give_up(self) -> None: ...
+    def parts_back(self) -> Sequence[Part]: ...
+    def is_readable(self) -> bool: ...
 
 
 class Staged(InParts, Protocol):
     """What a whole member launches, or a group: a StagedModel, or StagedLanes."""
 
     def launch(
-        self, given: Any, stream: int, *, bring: int | None = None, fetch: int | None = None
+        self,
+        given: Any,
+        stream: int,
+        *,
+        bring: int | None = None,
+        fetch: int | None = None,
+        leaves: bool = False,
     ) -> None: ...
     def is_done(self) -> bool: ...
     def wait(self) -> None: ...

@@ -1,7 +1,8 @@
 """Lanes of a GPU: the stream of each, what is launched there in which order, and by which seats.
 
 Very large inputs are brought in parts, beside what the lane has under way; what is started behind
-them waits for its turn (`bringing`).
+them waits for its turn (`bringing`). Very large outputs are fetched in parts, and have been before
+the next launch of the lane counts as ended (`fetching`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from tunerd.colocation.places.base import Fault, Told
 from tunerd.colocation.places.bringing import Bringing
 from tunerd.colocation.places.completions import Completions, Entry, Launched
+from tunerd.colocation.places.fetching import Fetched
 from tunerd.colocation.places.staged import InParts, Part, Staged
 from tunerd.colocation.work import Lane
 from tunerd.vocabulary import Arrays
@@ -84,6 +86,7 @@ class Track:
         self._make_stream, self._completions = make_stream, completions
         self.capture_stream, self.bring_stream = capture_stream, bring_stream
         self._fetch_stream: int | None = None
+        self._fetching: Bringing[Fetched] | None = None
         self.stream, self.line = make_stream(), completions.line()
         self.under_way: deque[CudaSeat] = deque()
         self._bring_nothing()
@@ -97,15 +100,32 @@ class Track:
         ended: Callable[[Exception | None], None],
     ) -> None:
         """Queue all of a launch, which waits for nothing that is being brought."""
+        work: Launched
         under_way = self.under_way
-        staged.launch(
-            given,
-            self.stream,
-            bring=self.bring_stream if under_way else None,
-            fetch=self.fetch_stream if staged.fetches_apart else None,
-        )
+        bring = self.bring_stream if under_way else None
+        if staged.fetches_apart:
+            fetch, leaves = self.fetch_stream, staged.comes_in_parts
+            staged.launch(given, self.stream, bring=bring, fetch=fetch, leaves=leaves)
+            work = self.watched(staged, staged)
+        else:
+            staged.launch(given, self.stream, bring=bring)
+            work = staged
         under_way.append(seat)
-        self._completions.add(self.line, Entry(staged, secs, ended))
+        self._completions.add(self.line, Entry(work, secs, ended))
+
+    def watched(self, launched: Launched, staged: InParts) -> Launched:
+        """Return what has ended when the outputs of a launch are there: itself, if they are small.
+
+        staged: whose last graph it is.
+        """
+        if not staged.fetches_apart:
+            return launched
+        fetching = None
+        if staged.comes_in_parts:
+            if self._fetching is None:
+                self._fetching = Bringing(self._completions, self.fetch_stream)
+            fetching = self._fetching
+        return Fetched(launched, staged, fetching)
 
     def launch_in_turn(self, launch: Brought | Behind) -> None:
         """Queue a launch when those that wait were queued, and what it needs was brought."""
@@ -134,6 +154,9 @@ class Track:
         """Begin anew beside what hangs; return the seats that hang with it."""
         left = [*self.under_way, *(launch.seat for launch in self._bringing.leave())]
         self.line.is_left = True
+        if self._fetching is not None:
+            self._fetching.leave()
+            self._fetching = None
         self.stream, self._fetch_stream = self._make_stream(), None
         self.line = self._completions.line()
         self.under_way = deque()
@@ -171,8 +194,9 @@ class Brought:
 
     def launch(self) -> None:
         track, (work, secs, ended) = self.track, self.entry
-        fetch = track.fetch_stream if self.staged.fetches_apart else None
-        self.staged.follow(track.stream, fetch=fetch)
+        staged = self.staged
+        fetch = track.fetch_stream if staged.fetches_apart else None
+        staged.follow(track.stream, fetch=fetch, leaves=staged.comes_in_parts)
         if self.has_copies:
             had_secs = max(0.0, time.monotonic() - self._began_at)
             secs = max(0.0, secs - had_secs)

@@ -182,6 +182,7 @@ class Outlook:
         self._first_free_at = min(self._free_at.values(), default=seen.view.now)
         self.work_secs = math.fsum(self._free_at.values()) - seen.view.now * len(self._free_at)
         self.ends: dict[int, float] = {}
+        self._begins: dict[int, float] = {}
         self._launches: dict[str, _Launch] = {}
         self._deadlines: dict[int, float] = {}
         self._turns: list[Turn] = []
@@ -197,12 +198,14 @@ class Outlook:
 
     def late_secs(self, waiting: Waiting) -> float:
         """Return by how much a request that is in here would be late; 0 where it would not."""
-        return self._late_secs(waiting, self.ends[waiting.request.request_id], self._seen.view.now)
+        request_id = waiting.request.request_id
+        begins_at, end_at = self._begins[request_id], self.ends[request_id]
+        return self._late_secs(waiting, begins_at, end_at, self._seen.view.now)
 
-    def _late_secs(self, waiting: Waiting, end_at: float, now: float) -> float:
-        least_secs = min(secs for _, secs in self._seen.kind(waiting)[0])
-        begins_at, request = self._doubted(end_at - least_secs, now), waiting.request
-        return self._late_by(request.arrived_at, begins_at, least_secs, request.deadline_at, now)
+    def _late_secs(self, waiting: Waiting, begins_at: float, end_at: float, now: float) -> float:
+        secs, request = end_at - begins_at, waiting.request
+        begins_at = self._doubted(begins_at, now)
+        return self._late_by(request.arrived_at, begins_at, secs, request.deadline_at, now)
 
     def _late_by(
         self, arrived_at: float, begins_at: float, secs: float, deadline_at: float, now: float
@@ -261,8 +264,11 @@ class Outlook:
         turn = seen.turn(waiting)
         if not self._turns or turn > self._turns[-1]:
             self._free_at = {lane: max(at, now) for lane, at in self._free_at.items()}
-            end_at = self._place(waiting)[0] + self._later_secs(turn)
-            if late_secs := self._late_secs(waiting, end_at, now):
+            end_at, name, joined = self._place(waiting)
+            begins_at, later_secs = self._begin_of(name, joined), self._later_secs(turn)
+            if late_secs := self._late_secs(
+                waiting, begins_at + later_secs, end_at + later_secs, now
+            ):
                 return late(late_secs, self.work_secs, margin=seen.view.margin(now))
             self._append(turn, waiting)
             return ""
@@ -270,11 +276,13 @@ class Outlook:
             return None
         nth, (takes, _) = bisect(self._turns, turn), seen.kind(waiting)
         free_at, work_secs = self._before[nth]
-        end_at = min(max(free_at[lane], now) + secs for lane, secs in takes)
-        if late_secs := self._late_secs(waiting, end_at, now):
+        lane, secs = min(takes, key=lambda each: max(free_at[each[0]], now) + each[1])
+        begins_at = max(free_at[lane], now)
+        if late_secs := self._late_secs(waiting, begins_at, begins_at + secs, now):
             return late(late_secs, work_secs, margin=seen.view.margin(now))
-        end_at += self._later_secs(turn)
-        if self._late_secs(waiting, end_at, now):
+        begins_at += self._later_secs(turn)
+        end_at = begins_at + secs
+        if self._late_secs(waiting, begins_at, end_at, now):
             return None
         secs, slack_secs = max(secs for _, secs in takes), self._slack_from(nth)
         behind = [each for each in self._inserted if each.turn > turn]
@@ -322,7 +330,7 @@ class Outlook:
             is_rest = request.request_id in self._rests
             room = 1 if is_rest else self._seen.together(waiting)
             member = self._seen.view.loaded_as[request.member]
-            self._launches[name] = _Launch(member, room, self._free_at[name])
+            self._launches[name] = _Launch(member, room, self._begin_of(name, joined))
         launch = self._launches[name]
         launch.ids.append(request.request_id)
         launch.room -= 1
@@ -332,8 +340,13 @@ class Outlook:
         self._longest_secs = max(self._longest_secs, secs)
         self._free_at = self._free_at | {name: end_at}
         self._deadlines[request.request_id] = request.deadline_at
+        self._begins[request.request_id] = launch.begins_at
         for request_id in launch.ids:
             self.ends[request_id] = end_at
+
+    def _begin_of(self, name: str, joined: bool) -> float:
+        """Return when what is placed on a lane would begin."""
+        return self._launches[name].begins_at if joined else self._free_at[name]
 
     def _place(self, waiting: Waiting) -> tuple[float, str, bool]:
         """Return when the next one in turn would end, on which lane, and whether with others."""
