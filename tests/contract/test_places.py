@@ -32,7 +32,16 @@ from tunerd.artifacts.loading import LoadError, load
 from tunerd.artifacts.staging import bytes_of
 from tunerd.colocation.artifacts import inputs_of, needed_memory, outputs_of
 from tunerd.colocation.engine import Engine
-from tunerd.colocation.places.base import PROCESS_BYTES, Done, Fault, Loaded, seat_bytes
+from tunerd.colocation.places import processes as processes_module
+from tunerd.colocation.places.base import (
+    PROCESS_BYTES,
+    Done,
+    Fault,
+    Loaded,
+    seat_bytes,
+    slots_ahead,
+)
+from tunerd.colocation.places.process_seat import Held
 from tunerd.colocation.places.processes import RunnersPlace
 from tunerd.colocation.plan import Member, Plan
 from tunerd.colocation.work import Lane, RefusedError, Seat
@@ -147,6 +156,51 @@ def test_a_seat_takes_its_depth_at_once_and_mixes_no_answers(subject: Subject, l
     for nth, done in enumerate(answers):
         assert isinstance(done, Done)
         assert same(done.outputs, model(inputs(nth)))
+
+
+def test_what_is_large_is_copied_in_other_threads_and_mixes_no_answers(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes_module, "_LARGE_BYTES", 0)
+    with opened(processes, root) as subject:
+        (lane,) = subject.place.cut([Lane("whole", 100, ("m0", "m1"))])
+        seats = [subject.load(seed, lane) for seed in (0, 1)]
+        told: queue.SimpleQueue[Done | Fault] = queue.SimpleQueue()
+        for nth in range(6):  # two at a time, of one seat and of both
+            for started in (nth, nth + 1):
+                subject.place.start(seats[nth % 2 * (started % 2)], 0, inputs(started), told.put)
+            for started in (nth, nth + 1):
+                done = subject.next_of(told)
+                assert isinstance(done, Done)
+                seed = nth % 2 * (started % 2)
+                assert same(done.outputs, subject.expected(seed, inputs(started)))
+        subject.place.start(seats[0], 0, {"y": inputs()["x"]}, told.put)  # there is no such input
+        assert isinstance(subject.next_of(told), Fault)
+        assert isinstance(subject.place.reload(seats[0]), Loaded)
+        assert isinstance(subject.run(seats[0], inputs()), Done)
+
+
+def test_what_waits_lies_where_its_process_reads_it_and_goes_with_the_process(root: Path) -> None:
+    with opened(processes, root) as subject:
+        place = subject.place
+        (lane,) = place.cut([Lane("whole", 100, ("m0",))])
+        seat = subject.load(0, lane)
+        held = [place.holding("m0", inputs(seed)) for seed in range(6)]
+        ahead = [each for each in held if isinstance(each, Held)]
+        assert len(ahead) == slots_ahead(needed_memory(subject.member(0).artifact).request_bytes)
+        assert 0 < len(ahead) < len(held)
+        for _ in range(2):
+            for seed, given in enumerate(held):
+                done = subject.run(seat, given)
+                assert isinstance(done, Done)
+                assert same(done.outputs, subject.expected(0, inputs(seed)))
+            place.reload(seat)  # what was held is not there, and is copied again
+        for given in held:
+            place.give_back("m0", given)
+        again = [place.holding("m0", inputs(seed)) for seed in range(6)]
+        assert sum(isinstance(each, Held) for each in again) == len(ahead)
+        place.give_back("m0", again[0])
+        assert isinstance(place.holding("m0", inputs()), Held)
 
 
 def test_a_fault_is_told_with_the_seats_that_it_took(subject: Subject, lane: Lane) -> None:
@@ -384,8 +438,9 @@ def test_a_process_is_planned_with_memory_for_each_request_that_it_takes(root: P
         needed = needed_memory(member.artifact)
         one = needed.alone_bytes + PROCESS_BYTES["processes"] + request_bytes
         assert subject.place.needed_bytes(member, 3, cut=1e-3) == 3 * one
-        whole = 3 * (one + (depth - 1) * request_bytes)
-        assert depth > 1
+        slots = depth + slots_ahead(request_bytes)
+        whole = 3 * (one + (slots - 1) * request_bytes)
+        assert slots > depth > 1
         assert subject.place.needed_bytes(member, 3, cut=None) == whole
         assert whole == 3 * (needed.shared_bytes + seat_bytes(needed, "processes", "cpu"))
 

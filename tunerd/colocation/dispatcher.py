@@ -2,7 +2,8 @@
 and the callers' futures.
 
 Everything comes in batches. Arrivals and ends of segments are put into one inbox, which wakes the
-thread only if it sleeps. At each turn the thread takes all that is there, the scheduler decides
+thread only if it sleeps: where the place has a bell, by that, so that it hears connections, too.
+At each turn the thread takes all that is there, the scheduler decides
 once, what starts is started first, and only then are callers answered, those of one event loop
 together. So the busier the engine is, the less a request costs, and the device does not wait for
 callers. Where a policy refuses some of what comes, which takes it a while, what has ended is
@@ -99,6 +100,7 @@ class Dispatcher:
         self._counting = threading.Lock()  # held while that changes
         self.launches: dict[str, Launches] = {}  # of groups
         self._scheduler, self._place, self._on_failure = scheduler, place, on_failure
+        self._bell = place.bell
         self._inbox: queue.SimpleQueue[Event | Request | None] = queue.SimpleQueue()
         self._arrived: deque[Request] = deque()  # of whom the scheduler has not heard
         self._next_id = 0  # of the next request that it is to hear of
@@ -114,7 +116,7 @@ class Dispatcher:
         self._took_at = -math.inf  # the last request
         self._gap_secs = _LONGEST_SECS  # between requests, on average of late
         self._deciding = threading.Lock()  # held by who tells the scheduler or the place something
-        self._loader = Loader(place, self._inbox.put)
+        self._loader = Loader(place, self._put)
         self._thread = threading.Thread(target=self._work, name="tunerd-dispatcher", daemon=True)
         self._thread.start()
 
@@ -131,7 +133,14 @@ class Dispatcher:
         loop = future.get_loop() if isinstance(future, asyncio.Future) else None
         self._asked[request.request_id] = _Asked(request, inputs, future, loop)
         if not (is_alone and self._is_asleep and self._is_decided(request)):
-            self._inbox.put(request)
+            self._put(request)
+
+    def _put(self, found: Event | Request | None) -> None:
+        """Have the dispatcher's thread take something at its next turn, which begins now."""
+        self._inbox.put(found)
+        if self._bell is not None and self._is_asleep:
+            self._is_asleep = False  # it need not be rung for twice
+            self._bell.ring()
 
     def _is_decided(self, request: Request) -> bool:
         """Decide about a request, if nothing else is to be decided and nobody does so."""
@@ -151,7 +160,7 @@ class Dispatcher:
             raise
         finally:
             self._deciding.release()
-        self._inbox.put(_nothing)  # to look at the device when that is due now
+        self._put(_nothing)  # to look at the device when that is due now
         return True
 
     def refuses(self, member: str, deadline_at: float, now: float, future: AnyFuture) -> bool:
@@ -179,7 +188,7 @@ class Dispatcher:
             return scheduler.reshare(layout, at)
 
         self._unanswered.add(future)
-        self._inbox.put(event)
+        self._put(event)
         return future
 
     def wait(self, timeout_secs: float | None) -> bool:
@@ -191,7 +200,7 @@ class Dispatcher:
     def close(self) -> None:
         """End both threads, and refuse what has no answer."""
         self.refuse_own_thread()
-        self._inbox.put(None)
+        self._put(None)
         self._thread.join()
         self._place.end_apart()
         self._loader.close()
@@ -264,9 +273,15 @@ class Dispatcher:
         if not inbox.qsize() and not self._arrived:
             limit_secs = self._limited(secs)
             self._is_asleep = limit_secs != 0.0
-            with contextlib.suppress(queue.Empty):
-                self._sort(inbox.get(timeout=limit_secs))
-            self._is_asleep = False
+            if self._bell is not None:
+                if not inbox.qsize():  # who has put something meanwhile did not ring
+                    self._bell.wait(limit_secs)
+                self._is_asleep = False
+                self._look()
+            else:
+                with contextlib.suppress(queue.Empty):
+                    self._sort(inbox.get(timeout=limit_secs))
+                self._is_asleep = False
         with contextlib.suppress(queue.Empty):
             while inbox.qsize():
                 self._sort(inbox.get_nowait())
@@ -311,7 +326,7 @@ class Dispatcher:
                     future.set_result(secs)
             case Evict(seat=seat, reason=reason):
                 also = [lost for lost in self._evicted(seat) if lost != seat]
-                self._inbox.put(lambda s, at: s.lost(also, at, culprit=seat.member, reason=reason))
+                self._put(lambda s, at: s.lost(also, at, culprit=seat.member, reason=reason))
             case Reload(seat=seat):
                 self._loader.reload(seat)
             case TryApart(suspects=suspects):
@@ -328,15 +343,15 @@ class Dispatcher:
             (asked if is_wanted else given_up).append(each)
         if given_up:
             ids = [each.request.request_id for each in given_up]
-            self._inbox.put(lambda s, at: s.withdrawn(start_id, seat, at, request_ids=ids))
+            self._put(lambda s, at: s.withdrawn(start_id, seat, at, request_ids=ids))
         if not asked:
             return
 
         def told(answer: Done | Fault) -> None:
             if isinstance(answer, Done):
-                self._inbox.put(lambda s, at: self._done(s, start, asked, answer, at))
+                self._put(lambda s, at: self._done(s, start, asked, answer, at))
             else:
-                self._inbox.put(lambda s, at: self._faulted(s, start, answer, at))
+                self._put(lambda s, at: self._faulted(s, start, answer, at))
 
         first = asked[0]
         try:
@@ -360,7 +375,7 @@ class Dispatcher:
             else:
                 given_up.append(request_id)
         if given_up:
-            self._inbox.put(lambda s, at: [x for i in given_up for x in s.tried_apart(i, at)])
+            self._put(lambda s, at: [x for i in given_up for x in s.tried_apart(i, at)])
         self._loader.try_apart(tried)
 
     def _evicted(self, seat: Seat) -> Sequence[Seat]:

@@ -5,8 +5,10 @@ wake the runner, and some tell what came of it:
 
     byte which, int32 segment
                              start there, with these buffers; what was paused goes on
-    byte what, int32 segment DONE, PAUSED before that segment, or FAILED with a message of `wire`
-                             behind it: {"failure": ...}
+    byte what, int32 segment, double at
+                             DONE, PAUSED before that segment, or FAILED with a message of `wire`
+                             behind it: {"failure": ...}; `at` is when, by time.monotonic(), which
+                             both sides share
 
 With several buffers a request is written and asked for while another one runs, and the runner goes
 on to it at once: they are answered in the order in which they were asked for. What pauses has no
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -30,7 +33,7 @@ from tunerd.system.shared_arrays import SharedArrays
 from tunerd.vocabulary import Arrays, Stage, TensorSpec, to_json
 
 ASKED = struct.Struct("<Bi")
-TOLD = struct.Struct("<Bi")
+TOLD = struct.Struct("<Bid")
 DONE, PAUSED, FAILED = range(3)
 
 Run = Callable[[Arrays, Pauses], Arrays]
@@ -110,4 +113,4 @@ class SeatService(Pauses):
         return int(ASKED.unpack(asked)[0])
 
     def _tell(self, what: int, segment: int = 0) -> None:
-        self._connection.sendall(TOLD.pack(what, segment))
+        self._connection.sendall(TOLD.pack(what, segment, time.monotonic()))
