@@ -256,12 +256,49 @@ def test_a_seat_that_is_loaded_again_leaves_no_shared_memory_behind(root: Path) 
             gc.unfreeze()
 
 
-def shared_memories() -> int:
-    """Return how many pieces of memory without a name this process has open."""
+def test_a_process_maps_what_was_lent_when_it_comes_again_and_as_long_as_it_is_held(
+    root: Path,
+) -> None:
+    with opened(processes, root) as subject:
+        place = subject.place
+        (lane,) = place.cut([Lane("whole", 100, ("m0",))])
+        seat, expected = subject.load(0, lane), load(subject.member(0).artifact)
+        (held,) = runners_of(subject)
+        before = shared_memories(), shared_memories(held.pid)
+        lent = [place.lent(inputs_of(subject.member(0).artifact)) for _ in range(2)]
+        for seed, mapped in enumerate([0, 1, 1, 2]):
+            arrays = lent[seed == 3]
+            for name, array in inputs(seed).items():
+                arrays[name][...] = array
+            given = place.holding("m0", arrays)
+            assert isinstance(given, Held) == (seed in (0, 3))  # copied the first time
+            if seed == 3:
+                given = arrays
+            done = subject.run(seat, given)
+            assert isinstance(done, Done)
+            assert same(done.outputs, expected(inputs(seed)))
+            assert shared_memories(held.pid) == before[1] + mapped
+        subject.fault(seat)
+        assert isinstance(subject.run(seat, lent[1]), Fault)
+        place.reload(seat)
+        done = subject.run(seat, lent[1])  # the new process has no memory of that number
+        assert isinstance(done, Done)
+        assert same(done.outputs, expected(inputs(3)))
+        (held,) = runners_of(subject)
+        given, arrays = {}, {}
+        lent.clear()
+        assert shared_memories() == before[0]
+        for _ in range(2):  # the first of them is told
+            assert isinstance(subject.run(seat, inputs()), Done)
+        assert shared_memories(held.pid) == before[1]
+
+
+def shared_memories(pid: int | str = "self") -> int:
+    """Return how many pieces of memory without a name a process has open, this one if not named."""
     links = []
-    for descriptor in os.listdir("/proc/self/fd"):
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):  # that of the folder itself is closed by now
-            links.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+            links.append(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
     return sum(link.startswith("/memfd:tunerd") for link in links)
 
 

@@ -14,7 +14,7 @@ from tunerd.artifacts.segments import Cut
 from tunerd.runner.base import UNKNOWN, Company
 from tunerd.runner.client import MODEL_SECS, ModelRunError, RunnerClient
 from tunerd.runner.host import Blame, RunnerHost
-from tunerd.runner.seat_service import ASKED, TOLD, Buffers, SharedTensors
+from tunerd.runner.seat_service import ASKED, GONE, TOLD, Buffers, SharedTensors
 from tunerd.system import wire
 from tunerd.system.codec import value_from
 from tunerd.vocabulary import Arrays, Failure, Kind, Stage, TensorSpec, to_json
@@ -112,12 +112,29 @@ class SeatClient(RunnerClient):
         connection = self._connection
         return -1 if connection is None else connection.fileno()
 
-    def ask(self, segment: int, which: int = 0) -> None:
-        """Have it run from a segment on; who hears of it finds out where that fails."""
+    def ask(
+        self, segment: int, which: int = 0, lent: int = 0, descriptor: int | None = None
+    ) -> None:
+        """Have it run from a segment on; who hears of it finds out where that fails.
+
+        Args:
+            lent: the number of other memory that has the inputs; 0 where the buffers have them.
+            descriptor: of that memory, where the process is not known to have it.
+        """
+        self._send(ASKED.pack(which, segment, lent), descriptor)
+
+    def forget(self, lent: int) -> None:
+        """Have it give up memory of that number."""
+        self._send(ASKED.pack(GONE, 0, lent))
+
+    def _send(self, message: bytes, descriptor: int | None = None) -> None:
         connection = self._connection
         if connection is not None:
             with contextlib.suppress(OSError):  # some bytes always fit: few are asked for at once
-                connection.send(ASKED.pack(which, segment))
+                if descriptor is None:
+                    connection.send(message)
+                else:
+                    socket.send_fds(connection, [message], [descriptor])
 
     def hear(self) -> Told | None:
         """Take the next answer, if it is there. Raises OSError at its end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from tunerd.artifacts.segments import Cut
 from tunerd.colocation import artifacts
 from tunerd.colocation.places.base import PROCESS_DEPTH, Told, slots_ahead
+from tunerd.colocation.places.lent import Lent
 from tunerd.colocation.plan import Member
 from tunerd.colocation.work import Lane
 from tunerd.runner.seat_client import Cutting, SeatClient
@@ -38,6 +40,7 @@ class Run:
     """One start of a request in its seat, up to a pause or the end.
 
     is_own: the slot is the seat's, and not held for the request.
+    lent: other memory, which has its inputs.
     """
 
     held: ProcessSeat
@@ -45,6 +48,7 @@ class Run:
     slot: int
     is_own: bool
     told: Told
+    lent: Lent | None = None
     is_ready: bool = True
     is_asked: bool = False
     asked_at: float = 0.0
@@ -73,6 +77,8 @@ class ProcessSeat:
         self._own: deque[int] = deque()
         self._ahead: deque[int] = deque()
         self._paused: tuple[int, bool] = (0, True)  # the slot of what pauses
+        self._came: set[int] = set()  # memory with which a request has come
+        self._mapped: set[int] = set()  # and that the process has
         self._buffers: tuple[Buffers, ...] = ()
 
     def load(self) -> tuple[CapProof, Cutting]:
@@ -111,6 +117,10 @@ class ProcessSeat:
     def lend(self, inputs: Arrays) -> Arrays:
         """Have a request's inputs where the process finds them, if there is a slot. Any thread."""
         buffers = self._buffers
+        if isinstance(inputs, Lent):
+            if inputs.number in self._came:
+                return inputs
+            self._came.add(inputs.number)
         try:
             slot = self._ahead.popleft()
         except IndexError:
@@ -131,11 +141,32 @@ class ProcessSeat:
             return Run(self, segment, *self._paused, told)
         if isinstance(inputs, Held) and inputs.seat is self:
             return Run(self, 0, inputs.slot, False, told)
+        if isinstance(inputs, Lent):
+            return Run(self, 0, self._own.popleft(), True, told, inputs)
         return Run(self, 0, self._own.popleft(), True, told, is_ready=False)
 
     def write(self, run: Run, inputs: Arrays) -> None:
         _write(self._buffers[run.slot], inputs)
         run.is_ready = True
+
+    def ask(self, run: Run) -> None:
+        """Have the process run it, behind what it was asked for before."""
+        run.is_asked, run.asked_at = True, time.monotonic()
+        self.asked.append(run)
+        number, descriptor = 0, None
+        if run.lent is not None and run.segment == 0:
+            number = run.lent.number
+            if number not in self._mapped:
+                self._mapped.add(number)
+                descriptor = run.lent.descriptor
+        self.client.ask(run.segment, run.slot, number, descriptor)
+
+    def forget(self, number: int) -> None:
+        """Have the process give up memory that was lent, if it has it."""
+        self._came.discard(number)
+        if number in self._mapped:
+            self._mapped.discard(number)
+            self.client.forget(number)
 
     def outputs(self, run: Run) -> Arrays:
         """Return copies of a run's outputs."""

@@ -4,13 +4,14 @@ What ends one process leaves the others alone, and what exceeds its time can be 
 Inputs and outputs lie in memory that both sides have, and some bytes over a socket wake either.
 
 No thread belongs to a seat. Who sends a request writes its inputs where the process reads them, if
-there is a slot. Who decides, as a rule the dispatcher's thread, asks the process as soon as a
-request is started, sleeps by a bell that all connections ring, and takes what they say when it
-polls: between an answer and the next request no other thread has to wake. A seat of a whole model
-has a second request while it runs the first, so that it does not wait for that either; a lane's
-line keeps the order. What would keep the dispatcher from others is done elsewhere: large inputs and
-outputs are copied in a few threads, and why a process was lost is found out, which may take long,
-in a thread of that loss. What these find is told when the place is polled next: they ring for that.
+there is a slot; what was lent for inputs the process maps itself. Who decides, as a rule the
+dispatcher's thread, asks the process as soon as a request is started, sleeps by a bell that all
+connections ring, and takes what they say when it polls: between an answer and the next request no
+other thread has to wake. A seat of a whole model has a second request while it runs the first, so
+that it does not wait for that either; a lane's line keeps the order. What would keep the dispatcher
+from others is done elsewhere: large inputs and outputs are copied in a few threads, and why a
+process was lost is found out, which may take long, in a thread of that loss. What these find is
+told when the place is polled next: they ring for that.
 
 A process that has ended while nobody waited for it is lost when it is asked next. Of those that
 have a device in common, a fault may take more than one: who is seen to be gone is lost, and the
@@ -25,7 +26,6 @@ import functools
 import queue
 import signal
 import threading
-import time
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +45,7 @@ from tunerd.colocation.places.base import (
     seat_bytes,
 )
 from tunerd.colocation.places.bell import Bell
+from tunerd.colocation.places.lent import Lender
 from tunerd.colocation.places.lines import Line
 from tunerd.colocation.places.process_seat import Held, ProcessSeat, Run
 from tunerd.colocation.plan import Member, PlaceKind, Proof
@@ -55,7 +56,7 @@ from tunerd.slices.base import ProcessSlice
 from tunerd.slices.cpu import CpuSlice
 from tunerd.system import cores
 from tunerd.system.text import numbers_text
-from tunerd.vocabulary import Arrays, Kind, SliceSpec
+from tunerd.vocabulary import Arrays, Kind, SliceSpec, TensorSpec
 
 _LARGE_BYTES = 1 << 20  # to copy that takes some 100 us, about as long as to change threads
 _COPIERS = 4
@@ -77,6 +78,7 @@ class RunnersPlace(Place):
         self._lock = threading.Lock()  # held while what follows, or what a seat runs, changes
         self._lines: defaultdict[str, Line[Run]] = defaultdict(Line)  # by lane
         self._busy: set[ProcessSeat] = set()
+        self._lender = Lender()
         self._copiers: ThreadPoolExecutor | None = None
         self._is_closed = False
 
@@ -110,6 +112,9 @@ class RunnersPlace(Place):
         )
         return Loaded(found.secs, proof, ends=found.ends)
 
+    def lent(self, specs: Sequence[TensorSpec]) -> Arrays:
+        return self._lender.lent(specs)
+
     def holding(self, member: str, inputs: Arrays) -> Arrays:
         held = self._only.get(member)
         return inputs if held is None else held.lend(inputs)
@@ -132,6 +137,10 @@ class RunnersPlace(Place):
             if is_large:
                 self._copied(self._bring, run, inputs)
             self._go_on(line)
+            while self._lender.gone:
+                number = self._lender.gone.popleft()
+                for each in self._seats.values():
+                    each.forget(number)
 
     def pause(self, seat: Seat) -> None:
         self._seats[seat].client.ask_to_pause(True)
@@ -160,9 +169,7 @@ class RunnersPlace(Place):
                 return
             if not held.asked:
                 self._begin(held)
-            run.is_asked, run.asked_at = True, time.monotonic()
-            held.asked.append(run)
-            held.client.ask(run.segment, run.slot)
+            held.ask(run)
             if held.ended is not None:
                 self._lose(held)
 
@@ -180,7 +187,7 @@ class RunnersPlace(Place):
             said = held.client.hear()
         except OSError as error:
             self.bell.unwatch(held.descriptor)
-            held.ended = error
+            held.ended = error.with_traceback(None)  # whose frames have requests
             if held.asked:
                 self._lose(held)
             return
@@ -313,6 +320,7 @@ class RunnersPlace(Place):
         if copiers is not None:
             copiers.shutdown(cancel_futures=True)
         self.bell.close()
+        self._lender.close()
 
 
 def _seat_of(held: ProcessSeat) -> Seat:
