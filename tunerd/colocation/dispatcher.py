@@ -31,6 +31,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
+from tunerd.colocation.inbox import Inbox
 from tunerd.colocation.loader import Loader, Suspect
 from tunerd.colocation.places.base import Done, Fault, Place
 from tunerd.colocation.scheduler import Event, Scheduler
@@ -100,8 +101,7 @@ class Dispatcher:
         self._counting = threading.Lock()  # held while that changes
         self.launches: dict[str, Launches] = {}  # of groups
         self._scheduler, self._place, self._on_failure = scheduler, place, on_failure
-        self._bell = place.bell
-        self._inbox: queue.SimpleQueue[Event | Request | None] = queue.SimpleQueue()
+        self._inbox: Inbox[Event | Request | None] = Inbox(place.bell)
         self._arrived: deque[Request] = deque()  # of whom the scheduler has not heard
         self._next_id = 0  # of the next request that it is to hear of
         self._events: list[Event] = []  # of which it has not
@@ -112,11 +112,10 @@ class Dispatcher:
         self._unanswered: set[Future[float]] = set()  # all of them
         self._ticked_at = 0.0
         self._is_ending = False
-        self._is_asleep = False
         self._took_at = -math.inf  # the last request
         self._gap_secs = _LONGEST_SECS  # between requests, on average of late
         self._deciding = threading.Lock()  # held by who tells the scheduler or the place something
-        self._loader = Loader(place, self._put)
+        self._loader = Loader(place, self._inbox.put)
         self._thread = threading.Thread(target=self._work, name="tunerd-dispatcher", daemon=True)
         self._thread.start()
 
@@ -132,15 +131,8 @@ class Dispatcher:
         is_alone = gap_secs >= _COMPANY_SECS and self._gap_secs >= _RARE_SECS
         loop = future.get_loop() if isinstance(future, asyncio.Future) else None
         self._asked[request.request_id] = _Asked(request, inputs, future, loop)
-        if not (is_alone and self._is_asleep and self._is_decided(request)):
-            self._put(request)
-
-    def _put(self, found: Event | Request | None) -> None:
-        """Have the dispatcher's thread take something at its next turn, which begins now."""
-        self._inbox.put(found)
-        if self._bell is not None and self._is_asleep:
-            self._is_asleep = False  # it need not be rung for twice
-            self._bell.ring()
+        if not (is_alone and self._inbox.is_awaited and self._is_decided(request)):
+            self._inbox.put(request)
 
     def _is_decided(self, request: Request) -> bool:
         """Decide about a request, if nothing else is to be decided and nobody does so."""
@@ -148,7 +140,8 @@ class Dispatcher:
             return False
         try:
             # It may have woken meanwhile, with what came before in its hands.
-            if not self._is_asleep or request.request_id != self._next_id or self._inbox.qsize():
+            inbox = self._inbox
+            if not inbox.is_awaited or request.request_id != self._next_id or inbox.size():
                 return False
             self._arrived.append(request)
             with self._place.borrowed():
@@ -160,7 +153,7 @@ class Dispatcher:
             raise
         finally:
             self._deciding.release()
-        self._put(_nothing)  # to look at the device when that is due now
+        self._inbox.put(_nothing)  # to look at the device when that is due now
         return True
 
     def refuses(self, member: str, deadline_at: float, now: float, future: AnyFuture) -> bool:
@@ -188,7 +181,7 @@ class Dispatcher:
             return scheduler.reshare(layout, at)
 
         self._unanswered.add(future)
-        self._put(event)
+        self._inbox.put(event)
         return future
 
     def wait(self, timeout_secs: float | None) -> bool:
@@ -200,7 +193,7 @@ class Dispatcher:
     def close(self) -> None:
         """End both threads, and refuse what has no answer."""
         self.refuse_own_thread()
-        self._put(None)
+        self._inbox.put(None)
         self._thread.join()
         self._place.end_apart()
         self._loader.close()
@@ -268,23 +261,16 @@ class Dispatcher:
         Events are in `_events` then, and requests in `_arrived`.
         """
         inbox = self._inbox
-        if secs == 0.0 and not inbox.qsize():
+        if secs == 0.0 and not inbox.size():
             time.sleep(0)  # callers have the interpreter meanwhile
-        if not inbox.qsize() and not self._arrived:
-            limit_secs = self._limited(secs)
-            self._is_asleep = limit_secs != 0.0
-            if self._bell is not None:
-                if not inbox.qsize():  # who has put something meanwhile did not ring
-                    self._bell.wait(limit_secs)
-                self._is_asleep = False
+        if not inbox.size() and not self._arrived:
+            for found in inbox.wait(self._limited(secs)):
+                self._sort(found)
+            if self._place.bell is not None:
                 self._look()
-            else:
-                with contextlib.suppress(queue.Empty):
-                    self._sort(inbox.get(timeout=limit_secs))
-                self._is_asleep = False
         with contextlib.suppress(queue.Empty):
-            while inbox.qsize():
-                self._sort(inbox.get_nowait())
+            while inbox.size():
+                self._sort(inbox.take())
 
     def _sort(self, found: Event | Request | None) -> None:
         if isinstance(found, Request):
@@ -326,7 +312,7 @@ class Dispatcher:
                     future.set_result(secs)
             case Evict(seat=seat, reason=reason):
                 also = [lost for lost in self._evicted(seat) if lost != seat]
-                self._put(lambda s, at: s.lost(also, at, culprit=seat.member, reason=reason))
+                self._inbox.put(lambda s, at: s.lost(also, at, culprit=seat.member, reason=reason))
             case Reload(seat=seat):
                 self._loader.reload(seat)
             case TryApart(suspects=suspects):
@@ -343,15 +329,15 @@ class Dispatcher:
             (asked if is_wanted else given_up).append(each)
         if given_up:
             ids = [each.request.request_id for each in given_up]
-            self._put(lambda s, at: s.withdrawn(start_id, seat, at, request_ids=ids))
+            self._inbox.put(lambda s, at: s.withdrawn(start_id, seat, at, request_ids=ids))
         if not asked:
             return
 
         def told(answer: Done | Fault) -> None:
             if isinstance(answer, Done):
-                self._put(lambda s, at: self._done(s, start, asked, answer, at))
+                self._inbox.put(lambda s, at: self._done(s, start, asked, answer, at))
             else:
-                self._put(lambda s, at: self._faulted(s, start, answer, at))
+                self._inbox.put(lambda s, at: self._faulted(s, start, answer, at))
 
         first = asked[0]
         try:
@@ -375,7 +361,7 @@ class Dispatcher:
             else:
                 given_up.append(request_id)
         if given_up:
-            self._put(lambda s, at: [x for i in given_up for x in s.tried_apart(i, at)])
+            self._inbox.put(lambda s, at: [x for i in given_up for x in s.tried_apart(i, at)])
         self._loader.try_apart(tried)
 
     def _evicted(self, seat: Seat) -> Sequence[Seat]:
