@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
 import queue
-import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,10 +25,12 @@ from tests.lib.place_subjects import (
     same,
 )
 from tunerd.artifacts.loading import LoadError, load
-from tunerd.artifacts.staging import bytes_of
-from tunerd.colocation.artifacts import inputs_of, needed_memory, outputs_of
 from tunerd.colocation.engine import Engine
-from tunerd.colocation.places.base import PROCESS_BYTES, Done, Fault, Loaded, seat_bytes
+from tunerd.colocation.places.base import (
+    Done,
+    Fault,
+    Loaded,
+)
 from tunerd.colocation.places.processes import RunnersPlace
 from tunerd.colocation.plan import Member, Plan
 from tunerd.colocation.work import Lane, RefusedError, Seat
@@ -181,34 +179,6 @@ def test_a_seat_that_faults_with_all_that_it_takes_serves_again(
         done = subject.run(seat, inputs(nth))
         assert isinstance(done, Done)
         assert same(done.outputs, subject.expected(0, inputs(nth)))
-
-
-def test_a_seat_that_is_loaded_again_leaves_no_shared_memory_behind(root: Path) -> None:
-    with opened(processes, root) as subject:
-        (lane,) = subject.place.cut([Lane("whole", 100, ("m0",))])
-        seat = subject.load(0, lane)
-        before = shared_memories()
-        assert before > 0
-        gc.collect()
-        gc.freeze()  # as while an engine is open
-        try:
-            for _ in range(2):
-                subject.fault(seat)
-                assert isinstance(subject.run(seat, inputs()), Fault)
-                subject.place.reload(seat)
-            assert isinstance(subject.run(seat, inputs()), Done)
-            assert shared_memories() == before
-        finally:
-            gc.unfreeze()
-
-
-def shared_memories() -> int:
-    """Return how many pieces of memory without a name this process has open."""
-    links = []
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the folder itself is closed by now
-            links.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-    return sum(link.startswith("/memfd:tunerd") for link in links)
 
 
 def test_what_hangs_keeps_another_seat_of_its_lane_waiting_until_it_is_evicted(
@@ -376,51 +346,8 @@ def test_memory_is_known_before_loading(subject: Subject) -> None:
     assert weights.stat().st_size < needed < subject.place.capacity_bytes()
 
 
-def test_a_process_is_planned_with_memory_for_each_request_that_it_takes(root: Path) -> None:
-    with opened(processes, root) as subject:
-        member, depth = subject.member(0), subject.place.depth
-        specs = (*inputs_of(member.artifact), *outputs_of(member.artifact))
-        request_bytes = sum(map(bytes_of, specs))
-        needed = needed_memory(member.artifact)
-        one = needed.alone_bytes + PROCESS_BYTES["processes"] + request_bytes
-        assert subject.place.needed_bytes(member, 3, cut=1e-3) == 3 * one
-        whole = 3 * (one + (depth - 1) * request_bytes)
-        assert depth > 1
-        assert subject.place.needed_bytes(member, 3, cut=None) == whole
-        assert whole == 3 * (needed.shared_bytes + seat_bytes(needed, "processes", "cpu"))
-
-
 def test_seats_keep_the_thread_that_asks_on_its_cores(on_cores: Subject) -> None:
     (lane,) = on_cores.place.cut([Lane("whole", 100, ("m0",))])
     os.sched_setaffinity(0, CORES)
     on_cores.run(on_cores.load(0, lane), inputs())
     assert sorted(os.sched_getaffinity(0)) == CORES
-
-
-def test_a_process_that_somebody_kills_is_no_fault_of_its_member(root: Path) -> None:
-    subject = processes(root)
-    with subject.place:
-        (lane,) = subject.place.cut([Lane("whole", 100, ("m0",))])
-        seat = subject.load(0, lane)
-        assert all(size > 0 for size in subject.place.memory_bytes().values())
-        os.kill(subject.place._seats[seat].pid, signal.SIGKILL)
-        fault = subject.run(seat, inputs())
-        assert isinstance(fault, Fault)
-        assert not fault.is_own
-        subject.place.reload(seat)
-        assert isinstance(subject.run(seat, inputs()), Done)
-
-
-def test_to_kill_a_member_reaches_no_stranger_that_has_its_pid_by_now(root: Path) -> None:
-    with opened(processes, root) as subject, subprocess.Popen(["sleep", "60"]) as stranger:
-        try:
-            (lane,) = subject.place.cut([Lane("whole", 100, ("m0",))])
-            seat = subject.load(0, lane)
-            (held,) = runners_of(subject)
-            held.pid, own = stranger.pid, held.pid  # as where its own has ended
-            subject.place.kill("m0")
-            held.pid = own
-            assert isinstance(subject.run(seat, inputs()), Fault)
-            assert stranger.poll() is None
-        finally:
-            stranger.kill()

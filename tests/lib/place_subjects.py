@@ -87,7 +87,12 @@ class Subject:
         """Wait for what a place tells, as a dispatcher does."""
         give_up_at = time.monotonic() + WAIT_SECS
         while time.monotonic() < give_up_at:
-            secs = self.place.poll()
+            secs, bell = self.place.poll(), self.place.bell
+            if bell is not None:
+                if told.empty():
+                    bell.wait(secs)
+                    continue
+                secs = 0.0
             with contextlib.suppress(queue.Empty):
                 return told.get(timeout=WAIT_SECS if secs is None else secs)
         raise TimeoutError
@@ -141,7 +146,10 @@ def of_runners(place: RunnersPlace, root: Path) -> Subject:
                 os.kill(stopped.pop(), signal.SIGCONT)
 
     def fault(seat: Seat) -> None:
+        process = place._seats[seat].process
         os.kill(place._seats[seat].pid, signal.SIGSEGV)
+        # Any of its threads may have taken the signal, and says where: the others go on meanwhile.
+        assert process is None or process.wait(WAIT_SECS)
 
     return Subject(place, root, fault=fault, hang=hang, heal=heal)
 

@@ -95,7 +95,7 @@ class Sender:
         return future
 
     def wait_until_it_sleeps(self) -> None:
-        until(lambda: self.dispatcher._is_asleep)
+        until(lambda: self.dispatcher._inbox.is_awaited)
 
 
 @pytest.fixture

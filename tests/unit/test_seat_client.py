@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from tunerd.runner.client import ModelRunError
 from tunerd.runner.host import Blame, RunnerHost
 from tunerd.runner.seat_client import SeatClient
-from tunerd.runner.seat_service import DONE, TOLD
+from tunerd.runner.seat_service import DONE, FAILED, PAUSED, TOLD
 from tunerd.system import wire
-from tunerd.vocabulary import CapProof, Kind
+from tunerd.vocabulary import CapProof, Failure, Kind, Stage, to_json
 
 WAIT_SECS = 10
 
@@ -51,53 +48,66 @@ def host() -> Iterator[Host]:
         yield made
 
 
-def test_the_end_of_a_process_is_seen_behind_what_nobody_has_read_yet(host: Host) -> None:
+def proved(host: Host) -> SeatClient:
+    """Return a client whose process has loaded a model, as `take` leaves it."""
     client = SeatClient(host)
     client.prove()
+    assert client._connection is not None
+    client._connection.settimeout(0.0)
+    return client
+
+
+def test_the_end_of_a_process_is_seen_behind_what_nobody_has_read_yet(host: Host) -> None:
+    client = proved(host)
     assert not client.is_lost
-    host.theirs.sendall(TOLD.pack(DONE, 0))
+    host.theirs.sendall(TOLD.pack(DONE, 0, 1.5))
     assert not client.is_lost
     host.theirs.close()
     assert client.is_lost
-    assert client.answer() is None
+    assert client.hear() == (DONE, 0, 1.5)
+    with pytest.raises(ConnectionError):
+        client.hear()
     client.close()
     assert client.is_lost
 
 
-def test_who_looks_for_the_end_of_a_process_does_not_wait_for_what_it_says(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who awaits an answer may take it as soon as it can be seen."""
-    client = SeatClient(host)
-    client.prove()
-    host.theirs.sendall(TOLD.pack(DONE, 0))
-    usual = select.select
+def test_who_hears_waits_for_nothing_and_takes_one_answer_after_the_other(host: Host) -> None:
+    client = proved(host)
+    assert client.hear() is None
+    told = TOLD.pack(PAUSED, 3, 0.5) + TOLD.pack(DONE, 0, 1.0)
+    host.theirs.sendall(told[:4])
+    assert client.hear() is None
+    host.theirs.sendall(told[4:])
+    assert client.hear() == (PAUSED, 3, 0.5)
+    assert client.hear() == (DONE, 0, 1.0)
+    assert client.hear() is None
+    client.close()
 
-    def late(*given: Any) -> Any:
-        seen = usual(*given)
-        client.answer()
-        return seen
 
-    monkeypatch.setattr(select, "select", late)
-    with ThreadPoolExecutor(1) as pool:
-        looked = pool.submit(lambda: client.is_lost)
-        try:
-            assert looked.result(WAIT_SECS) is False
-        finally:
-            host.theirs.close()
+def test_what_was_told_to_have_failed_is_said_with_its_message(host: Host) -> None:
+    client = proved(host)
+    host.theirs.sendall(TOLD.pack(FAILED, 0, 1.0))
+    failed = Failure(Stage.RUN, Kind.WRONG_ANSWER, "it has no rows")
+    wire.send(host.theirs, {"failure": to_json(failed)})
+    heard = client.hear()
+    assert heard is not None
+    assert heard.what == FAILED
+    assert client.failure(None).failure == failed
+    assert host.fenced == []  # the process is of use, to whoever loads it again
+    client.close()
 
 
 def test_a_process_that_has_ended_is_fenced_by_who_finds_it_and_by_nobody_after(
     host: Host,
 ) -> None:
-    client = SeatClient(host)
-    client.prove()
+    client = proved(host)
     host.theirs.close()
-    with pytest.raises(ModelRunError) as found:
-        client.answer()
-    assert found.value.failure.kind is Kind.CRASH
     client.ask(0)
-    with pytest.raises(ModelRunError) as after:
-        client.answer()
-    assert after.value.failure.kind is Kind.COLLATERAL
+    with pytest.raises(ConnectionError) as found:
+        client.hear()
+    assert client.failure(found.value).failure.kind is Kind.CRASH
+    client.ask(0)
+    with pytest.raises(ConnectionError) as after:
+        client.hear()
+    assert client.failure(after.value).failure.kind is Kind.COLLATERAL
     assert len(host.fenced) == 1

@@ -2,7 +2,8 @@
 and the callers' futures.
 
 Everything comes in batches. Arrivals and ends of segments are put into one inbox, which wakes the
-thread only if it sleeps. At each turn the thread takes all that is there, the scheduler decides
+thread only if it sleeps: where the place has a bell, by that, so that it hears connections, too.
+At each turn the thread takes all that is there, the scheduler decides
 once, what starts is started first, and only then are callers answered, those of one event loop
 together. So the busier the engine is, the less a request costs, and the device does not wait for
 callers. Where a policy refuses some of what comes, which takes it a while, what has ended is
@@ -30,6 +31,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
+from tunerd.colocation.inbox import Inbox
 from tunerd.colocation.loader import Loader, Suspect
 from tunerd.colocation.places.base import Done, Fault, Place
 from tunerd.colocation.scheduler import Event, Scheduler
@@ -99,7 +101,7 @@ class Dispatcher:
         self._counting = threading.Lock()  # held while that changes
         self.launches: dict[str, Launches] = {}  # of groups
         self._scheduler, self._place, self._on_failure = scheduler, place, on_failure
-        self._inbox: queue.SimpleQueue[Event | Request | None] = queue.SimpleQueue()
+        self._inbox: Inbox[Event | Request | None] = Inbox(place.bell)
         self._arrived: deque[Request] = deque()  # of whom the scheduler has not heard
         self._next_id = 0  # of the next request that it is to hear of
         self._events: list[Event] = []  # of which it has not
@@ -110,7 +112,6 @@ class Dispatcher:
         self._unanswered: set[Future[float]] = set()  # all of them
         self._ticked_at = 0.0
         self._is_ending = False
-        self._is_asleep = False
         self._took_at = -math.inf  # the last request
         self._gap_secs = _LONGEST_SECS  # between requests, on average of late
         self._deciding = threading.Lock()  # held by who tells the scheduler or the place something
@@ -130,7 +131,7 @@ class Dispatcher:
         is_alone = gap_secs >= _COMPANY_SECS and self._gap_secs >= _RARE_SECS
         loop = future.get_loop() if isinstance(future, asyncio.Future) else None
         self._asked[request.request_id] = _Asked(request, inputs, future, loop)
-        if not (is_alone and self._is_asleep and self._is_decided(request)):
+        if not (is_alone and self._inbox.is_awaited and self._is_decided(request)):
             self._inbox.put(request)
 
     def _is_decided(self, request: Request) -> bool:
@@ -139,7 +140,8 @@ class Dispatcher:
             return False
         try:
             # It may have woken meanwhile, with what came before in its hands.
-            if not self._is_asleep or request.request_id != self._next_id or self._inbox.qsize():
+            inbox = self._inbox
+            if not inbox.is_awaited or request.request_id != self._next_id or inbox.size():
                 return False
             self._arrived.append(request)
             with self._place.borrowed():
@@ -259,17 +261,16 @@ class Dispatcher:
         Events are in `_events` then, and requests in `_arrived`.
         """
         inbox = self._inbox
-        if secs == 0.0 and not inbox.qsize():
+        if secs == 0.0 and not inbox.size():
             time.sleep(0)  # callers have the interpreter meanwhile
-        if not inbox.qsize() and not self._arrived:
-            limit_secs = self._limited(secs)
-            self._is_asleep = limit_secs != 0.0
-            with contextlib.suppress(queue.Empty):
-                self._sort(inbox.get(timeout=limit_secs))
-            self._is_asleep = False
+        if not inbox.size() and not self._arrived:
+            for found in inbox.wait(self._limited(secs)):
+                self._sort(found)
+            if self._place.bell is not None:
+                self._look()
         with contextlib.suppress(queue.Empty):
-            while inbox.qsize():
-                self._sort(inbox.get_nowait())
+            while inbox.size():
+                self._sort(inbox.take())
 
     def _sort(self, found: Event | Request | None) -> None:
         if isinstance(found, Request):

@@ -6,7 +6,7 @@ import contextlib
 import select
 import socket
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from tunerd.artifacts.segments import Cut
 from tunerd.runner.base import UNKNOWN, Company
 from tunerd.runner.client import MODEL_SECS, ModelRunError, RunnerClient
 from tunerd.runner.host import Blame, RunnerHost
-from tunerd.runner.seat_service import ASKED, DONE, PAUSED, TOLD, SharedTensors
+from tunerd.runner.seat_service import ASKED, GONE, TOLD, Buffers, SharedTensors
 from tunerd.system import wire
 from tunerd.system.codec import value_from
 from tunerd.vocabulary import Arrays, Failure, Kind, Stage, TensorSpec, to_json
@@ -27,11 +27,21 @@ class Cutting(NamedTuple):
     ends: tuple[int, ...]
 
 
-class SeatClient(RunnerClient):
-    """One thread takes the seat; `pause`, `give_up` and `is_lost` are for others.
+class Told(NamedTuple):
+    """What came of a request: DONE, PAUSED before a segment, or FAILED; `at`: time.monotonic()."""
 
-    Requests are written in any threads, each in buffers of its own, asked for one after the other,
-    and their answers are awaited in that order, one after the other.
+    what: int
+    segment: int
+    at: float
+
+
+class SeatClient(RunnerClient):
+    """Who loads it has it first. From then on nothing here waits, but for `failure` and `close`.
+
+    Requests are written in any threads, each in buffers of its own. They are asked for and heard of
+    by one thread at a time, and answered in the order in which they were asked for. When one has
+    failed, or the process has ended, `failure` is for a thread that may wait: nobody else may ask
+    or hear any more.
 
     Args:
         is_alone: says whether nothing else of the device has run while this seat did: a fault that
@@ -43,6 +53,7 @@ class SeatClient(RunnerClient):
         self._is_alone = is_alone
         self._is_given_up = False
         self._shared: SharedTensors | None = None
+        self._heard = b""  # of a message that has not come to its end
 
     def take(
         self,
@@ -64,7 +75,8 @@ class SeatClient(RunnerClient):
         """
         given = [TensorSpec(n, tuple(a.shape), str(a.dtype)) for n, a in inputs.items()]
         self._shared = shared = SharedTensors(given, outputs, count=buffers)
-        self.write(inputs)
+        for name, array in inputs.items():
+            np.copyto(shared.buffers[0].inputs[name], array)
         body = {
             "op": "seat",
             "artifact": artifact,
@@ -84,48 +96,84 @@ class SeatClient(RunnerClient):
         finally:
             shared.memory.close()
         if "failure" in answer:
-            self._fail(answer)
+            failure = value_from(Failure, answer["failure"])
+            raise ModelRunError(self._checked(failure))
+        self._connection.settimeout(0.0)
         return Cutting(tuple(answer["segment_secs"]), tuple(answer["ends"]))
 
-    def write(self, inputs: Arrays, which: int = 0) -> None:
-        """Put inputs by name where the process finds them: into the buffers of that number."""
-        assert self._shared is not None
-        for name, array in inputs.items():
-            np.copyto(self._shared.buffers[which].inputs[name], array)
+    @property
+    def buffers(self) -> tuple[Buffers, ...]:
+        """Return where requests and their outputs lie, which the process reads and writes."""
+        return () if self._shared is None else self._shared.buffers
 
-    def read(self, which: int = 0) -> Arrays:
-        """Return copies of the outputs of the last run with these buffers."""
-        assert self._shared is not None
-        outputs = self._shared.buffers[which].outputs
-        return {name: array.copy() for name, array in outputs.items()}
+    @property
+    def descriptor(self) -> int:
+        """Return that of the connection, negative where there is none."""
+        connection = self._connection
+        return -1 if connection is None else connection.fileno()
 
-    def ask(self, segment: int, which: int = 0) -> None:
-        """Have it run from a segment on; who awaits the answer finds out where that fails."""
+    def ask(
+        self, segment: int, which: int = 0, lent: int = 0, descriptor: int | None = None
+    ) -> None:
+        """Have it run from a segment on; who hears of it finds out where that fails.
+
+        Args:
+            lent: the number of other memory that has the inputs; 0 where the buffers have them.
+            descriptor: of that memory, where the process is not known to have it.
+        """
+        self._send(ASKED.pack(which, segment, lent), descriptor)
+
+    def forget(self, lent: int) -> None:
+        """Have it give up memory of that number."""
+        self._send(ASKED.pack(GONE, 0, lent))
+
+    def _send(self, message: bytes, descriptor: int | None = None) -> None:
         connection = self._connection
         if connection is not None:
-            with contextlib.suppress(OSError):
-                connection.sendall(ASKED.pack(which, segment))
+            with contextlib.suppress(OSError):  # some bytes always fit: few are asked for at once
+                if descriptor is None:
+                    connection.send(message)
+                else:
+                    socket.send_fds(connection, [message], [descriptor])
 
-    def answer(self) -> int | None:
-        """Await what came of it; return before which segment it paused, None at the end.
+    def hear(self) -> Told | None:
+        """Take the next answer, if it is there. Raises OSError at its end."""
+        connection = self._connection
+        if connection is None:
+            raise wire.Closed("its process was lost before")
+        try:
+            heard = connection.recv(TOLD.size - len(self._heard))
+        except BlockingIOError:
+            return None
+        if not heard:
+            raise wire.Closed("the other side closed the connection")
+        heard = self._heard + heard
+        if len(heard) < TOLD.size:
+            self._heard = heard
+            return None
+        self._heard = b""
+        return Told(*TOLD.unpack(heard))
 
-        Raises ModelRunError, for no fault of its own where the process was found to be lost before.
+    def failure(self, found: OSError | None) -> ModelRunError:
+        """Say what has failed, or how the process has ended; it is of no use any more.
+
+        For no fault of its own where the process was found to be lost before.
+
+        Args:
+            found: what `hear` has raised; None where FAILED was told.
         """
         connection = self._connection
         if connection is None:  # who found that has ended the process: another may run by now
             lost = Failure(Stage.RUN, Kind.COLLATERAL, "its process was lost before it ran")
-            raise ModelRunError(lost)
+            return ModelRunError(lost)
+        if found is not None:
+            return ModelRunError(self._lost(found))
         try:
-            told = connection.recv(TOLD.size, socket.MSG_WAITALL)
-            if len(told) < TOLD.size:
-                raise wire.Closed("the other side closed the connection")
-            what, following = TOLD.unpack(told)
-            answer = {} if what in (DONE, PAUSED) else self._receive()
+            connection.settimeout(MODEL_SECS)
+            failure = value_from(Failure, self._receive()["failure"])
         except (OSError, ValueError) as error:
-            raise ModelRunError(self._lost(error)) from error
-        if answer:
-            self._fail(answer)
-        return int(following) if what == PAUSED else None
+            return ModelRunError(self._lost(error))
+        return ModelRunError(self._checked(failure))
 
     def close(self) -> None:
         """End the connection and give up the shared memory; the process ends by itself then."""
@@ -156,9 +204,6 @@ class SeatClient(RunnerClient):
             return bool(end.poll(0))
         except (OSError, ValueError):  # it was closed meanwhile
             return True
-
-    def _fail(self, answer: dict[str, object]) -> NoReturn:
-        raise ModelRunError(self._checked(value_from(Failure, answer["failure"])))
 
     def _blamed(self, failure: Failure, company: Company = UNKNOWN) -> Failure:
         return super()._blamed(failure, Company(is_alone=self._is_alone()))

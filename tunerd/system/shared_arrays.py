@@ -41,6 +41,11 @@ class SharedArrays:
         }
 
     @property
+    def mapped(self) -> mmap.mmap:
+        """Return what lives as long as any of the arrays, and these do not know of it otherwise."""
+        return self._memory
+
+    @property
     def flag(self) -> bool:
         return self._memory[0] != 0
 

@@ -4,19 +4,22 @@ Members, by the names in a plan: in-process (threads of this process on CPUs, st
 processes (a runner each, on CPUs) and mps (the same on a GPU, as clients of an MPS daemon). One
 thread at a time asks `start`, `pause`, `poll` and `evict`: the dispatcher's, or while that sleeps
 who sends a request, in a block of `borrowed`; loaders' ask `reload` and `run_apart`.
-`start` begins work and returns; what comes of it is told later. There are two ways to that, and a
-place may have both:
+`start` begins work and returns; what comes of it is told later. There are three ways to that, and a
+place may have several:
 
 - A device works by itself once work was given to it. The dispatcher's thread gives it, and sees
   what has ended when it calls `poll`: it is told there (places/completions.py). No thread is woken
   for an end, and none is waited for.
-- A CPU works in the thread that calls the model, and a runner has to be waited for: each seat has
-  a thread, which tells when it has ended (places/seat_thread.py). `poll` has nothing to do.
+- A runner says over its connection that it has ended. `poll` takes what has come over any of them,
+  and the dispatcher's thread sleeps by the place's `bell`, which wakes it for that and for what
+  other threads have for it (places/bell.py): no thread is between it and a runner.
+- A CPU works in the thread that calls the model: each seat has a thread, which tells when it has
+  ended (places/seat_thread.py). `poll` has nothing to do.
 
 `depth` says how many segments of a lane the place takes before the first has ended, and a policy
-how many it wants. Where a device takes two, it goes from one to the next without the host. Threads
-of seats take one: seats of one lane would run at once, and a second for the same seat would spare a
-change of threads only where the model takes less than that.
+how many it wants. Where a device or a runner takes two, it goes from one to the next without the
+host. Threads of seats take one: seats of one lane would run at once, and a second for the same seat
+would spare a change of threads only where the model takes less than that.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ import numpy as np
 
 from tunerd.artifacts.segments import Cut
 from tunerd.colocation.artifacts import Needed
+from tunerd.colocation.places.bell import Bell
 from tunerd.colocation.plan import Member, PlaceKind, Proof
 from tunerd.colocation.work import Group, Lane, Seat
 from tunerd.errors import HostError, InfrastructureError
@@ -50,6 +54,13 @@ PROCESS_BYTES: Mapping[PlaceKind, int] = {
 STREAM_DEPTH = 2
 # Requests of a process: it has the next one when it has ended one. Each has own inputs and outputs.
 PROCESS_DEPTH = 2
+# Requests that wait and lie where its process reads them, if they do not take too much together.
+_PROCESS_AHEAD, _PROCESS_AHEAD_BYTES = 4, 16 << 20
+
+
+def slots_ahead(request_bytes: int) -> int:
+    """Return how many requests of a process may lie where it reads them before they are started."""
+    return min(_PROCESS_AHEAD, _PROCESS_AHEAD_BYTES // max(1, request_bytes))
 
 
 def seat_bytes(needed: Needed, place: PlaceKind, device: str, *, is_whole: bool = True) -> int:
@@ -60,7 +71,8 @@ def seat_bytes(needed: Needed, place: PlaceKind, device: str, *, is_whole: bool 
     """
     copies_bytes = 0
     if place == "processes":  # clients of MPS have theirs in the host's memory, not the device's
-        copies_bytes = (PROCESS_DEPTH if is_whole else 1) * needed.request_bytes
+        slots = PROCESS_DEPTH + slots_ahead(needed.request_bytes) if is_whole else 1
+        copies_bytes = slots * needed.request_bytes
     elif place == "in-process" and device == "cuda" and is_whole:
         copies_bytes = STREAM_DEPTH * needed.ahead_bytes
         copies_bytes += (STREAM_DEPTH - 1) * needed.output_bytes
@@ -125,6 +137,7 @@ class Place(ABC):
     loaders: ClassVar[int] = 1  # how many seats can be loaded again at once
     runs_apart: ClassVar[int] = 0  # at a time, where a fault of them reaches nobody else
     gpu_uuid: str | None = None  # of the GPU that is shared; None on CPUs
+    bell: Bell | None = None  # by which who polls is to wait, where there is something to hear
 
     @abstractmethod
     def cut(self, lanes: Sequence[Lane]) -> tuple[Lane, ...]:

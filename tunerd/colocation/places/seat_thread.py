@@ -40,10 +40,6 @@ class SeatRun(Pauses):
 
     # --- in the seat's thread ------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Count its time from now on: what it was started behind has ended."""
-        self._since = time.monotonic()
-
     def wanted(self) -> bool:
         return self.is_wanted
 
