@@ -28,6 +28,7 @@ from tests.lib.place_subjects import (
 from tunerd.colocation.engine import Engine
 from tunerd.colocation.places import apart
 from tunerd.colocation.places.base import Done, FaultedApartError
+from tunerd.colocation.places.process_seat import ProcessSeat
 from tunerd.colocation.plan import Member
 from tunerd.colocation.work import Lane, Seat
 from tunerd.runner.client import ModelRunError, RunnerClient
@@ -104,6 +105,27 @@ def test_the_end_of_one_client_of_mps_is_the_end_of_all_and_all_serve_again(root
         assert same(answers[0], expected)
         assert all(fault.recovered_secs is not None for fault in faults)
         assert len(frozenset().union(*(fault.lost for fault in faults))) == 3
+
+
+def test_the_guard_is_let_go_also_where_a_seat_does_not_close(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(held: ProcessSeat) -> None:
+        raise OSError("it does not close")
+
+    let_go: list[str] = []
+    with opened(mps, root) as subject:
+        (lane,) = subject.place.cut([Lane("whole", 100, ("m0",))])
+        subject.load(0, lane)
+        seats = runners_of(subject)
+        subject.place._early.callback(let_go.append, "guard")  # type: ignore[attr-defined]
+        with monkeypatch.context() as patch:
+            patch.setattr(ProcessSeat, "close", fail)
+            with pytest.raises(OSError, match="does not close"):
+                subject.place.close()
+        assert let_go == ["guard"]
+        for held in seats:
+            held.close()
 
 
 @pytest.fixture(scope="module")

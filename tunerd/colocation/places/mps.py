@@ -85,8 +85,8 @@ class MpsPlace(RunnersPlace):
         self._apart.end()
 
     def close(self) -> None:
-        super().close()
-        self._early.close()
+        with self._early:  # ends the guard and its daemon, also where a seat does not close
+            super().close()
 
     def _slice_of(self, seat: Seat, lane: Lane) -> ProcessSlice:
         return MpsSlice(self._spec_of(seat, lane))
