@@ -42,15 +42,17 @@ def test_what_is_large_is_copied_in_other_threads_and_mixes_no_answers(
     with opened(processes, root) as subject:
         (lane,) = subject.place.cut([Lane("whole", 100, ("m0", "m1"))])
         seats = [subject.load(seed, lane) for seed in (0, 1)]
-        told: queue.SimpleQueue[Done | Fault] = queue.SimpleQueue()
         for nth in range(6):  # two at a time, of one seat and of both
+            both: list[tuple[int, int, queue.SimpleQueue[Done | Fault]]] = []
             for started in (nth, nth + 1):
-                subject.place.start(seats[nth % 2 * (started % 2)], 0, inputs(started), told.put)
-            for started in (nth, nth + 1):
-                done = subject.next_of(told)
+                seed, of_it = nth % 2 * (started % 2), queue.SimpleQueue[Done | Fault]()
+                subject.place.start(seats[seed], 0, inputs(started), of_it.put)
+                both.append((seed, started, of_it))
+            for seed, started, of_it in both:  # which are told in any order
+                done = subject.next_of(of_it)
                 assert isinstance(done, Done)
-                seed = nth % 2 * (started % 2)
                 assert same(done.outputs, subject.expected(seed, inputs(started)))
+        told: queue.SimpleQueue[Done | Fault] = queue.SimpleQueue()
         subject.place.start(seats[0], 0, {"y": inputs()["x"]}, told.put)  # there is no such input
         assert isinstance(subject.next_of(told), Fault)
         assert isinstance(subject.place.reload(seats[0]), Loaded)
@@ -84,9 +86,9 @@ def test_a_seat_that_is_loaded_again_leaves_no_shared_memory_behind(root: Path) 
     with opened(processes, root) as subject:
         (lane,) = subject.place.cut([Lane("whole", 100, ("m0",))])
         seat = subject.load(0, lane)
+        gc.collect()  # what other tests have left
         before = shared_memories()
         assert before > 0
-        gc.collect()
         gc.freeze()  # as while an engine is open
         try:
             for _ in range(2):
