@@ -12,10 +12,10 @@ from onnx import helper, numpy_helper
 
 import tunerd
 from tests.lib.artifact_fixtures import model_of
+from tests.lib.fake_driver import OK, Driver, Status, Tensor
 from tests.lib.models import floats
 from tests.lib.super_models import CONVNET, artifact_of, super_artifact, tenant
 from tests.lib.waiting import until
-from tests.unit.test_captured import OK, Driver, Status, Tensor
 from tunerd.artifacts import parts, staging
 from tunerd.artifacts.batches import StagedBatch
 from tunerd.artifacts.captured import Recorder

@@ -102,7 +102,7 @@ def test_the_tasks_that_weigh_least_are_left_out_and_the_heavy_ones_never() -> N
     assert shares.take(["heavy"]) == {"heavy": Share(1, FEW_TURNS)}
     assert shares.take(["light"]) == shares.take(["none"]) == {}
     assert shares.said() == (
-        "of 2 tasks 1 had fewer finalists or turns and 1 were not measured again"
+        "of 2 tasks 1 had fewer finalists or turns and 1 had the search's times alone"
     )
 
 

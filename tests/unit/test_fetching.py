@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.lib.queued_gpu import LARGE, LARGE_PARTS, SMALL, World, world
 from tests.lib.waiting import until
-from tests.unit.test_bringing import LARGE, LARGE_PARTS, SMALL, World, world
 from tunerd.artifacts.outputs import Outputs
 from tunerd.colocation.places.base import Done, Fault
 

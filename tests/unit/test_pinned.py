@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.test_captured import OK, Answer, Driver
+from tests.lib.fake_driver import OK, Answer, Driver
 from tunerd.artifacts.pinned import PinnedCopies, pinned_copies
 
 PART = 64

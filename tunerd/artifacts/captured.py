@@ -376,18 +376,8 @@ class StagedModel(_Staging):
             fetch: for outputs, a stream on which others of these models do the same.
             leaves: outputs that come in parts stay on the device, until `parts_back`.
         """
-        self._launch(self._copies_of(inputs), stream, bring, fetch, leaves=leaves)
-
-    def _launch(
-        self,
-        copies: Sequence[Copy],
-        stream: int,
-        bring: int | None,
-        fetch: int | None,
-        *,
-        leaves: bool,
-    ) -> None:
-        bring, back = bring if self._brings_apart else None, () if leaves else self._back()
+        copies, back = self._copies_of(inputs), () if leaves else self._back()
+        bring = bring if self._brings_apart else None
         self._marked.launch(stream, copies, bring=bring, fetch=fetch, back=back)
 
     def is_done(self) -> bool:

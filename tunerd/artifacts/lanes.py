@@ -23,6 +23,7 @@ class StagedRows(StagedModel):
     """A StagedModel that takes requests of a row each, at most `count` a launch.
 
     Rows that are left over have what they had. Requests have a tenant each, which is nothing here.
+    `launch` and `begin` raise ValueError for more requests than rows, or none.
     """
 
     _is_by_row = True
@@ -31,21 +32,6 @@ class StagedRows(StagedModel):
         super().__init__(recorder, is_ahead=is_ahead)
         self.count = min(spec.shape[0] for spec in recorder.input_specs)
         self._filled = 0
-
-    def launch(
-        self,
-        requests: Any,
-        stream: int,
-        *,
-        bring: int | None = None,
-        fetch: int | None = None,
-        leaves: bool = False,
-    ) -> None:
-        """Queue requests, on streams and with inputs as a StagedModel takes them.
-
-        Raises ValueError for more requests than rows, or none.
-        """
-        self._launch(self._copies_of(requests), stream, bring, fetch, leaves=leaves)
 
     def goes_in_parts(self, given: Any) -> bool:
         """Say whether the inputs of all these requests are so large together."""
@@ -100,7 +86,7 @@ class StagedLanes(StagedRows):
 
     def launch(
         self,
-        requests: Any,
+        inputs: Any,
         stream: int,
         *,
         bring: int | None = None,
@@ -114,9 +100,9 @@ class StagedLanes(StagedRows):
         Raises ValueError for more requests than lanes, or none, KeyError for a tenant that there is
         not, RuntimeError where there is no room for its weights.
         """
-        self._hold(requests)
+        self._hold(inputs)
         try:
-            super().launch(requests, stream, bring=bring, fetch=fetch, leaves=leaves)
+            super().launch(inputs, stream, bring=bring, fetch=fetch, leaves=leaves)
         except BaseException:
             self._let_go()
             raise

@@ -14,7 +14,6 @@ a request. The rate is the machine's, on which the models run as well: compare t
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import threading
 import time
@@ -25,39 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from lab.colocation.engine_overhead import from_generator, from_thread
+from lab.colocation.simulated import make_artifact
 from lab.lab import made_by, write
 from tunerd.colocation import Engine, Plan, artifacts
-from tunerd.vocabulary import TargetSpec
 
 _CLIENTS: dict[str, Callable[..., Any]] = {"thread": from_thread, "generator": from_generator}
-
-
-def make_mean(folder: Path, side: int) -> Path:
-    """Compile a model of an image that returns three numbers."""
-    import onnx
-    from onnx import TensorProto, helper
-
-    from tunerd.artifacts.compile import compile_artifact
-    from tunerd.frontend.onnx.onnx_graph import OnnxGraph
-    from tunerd.frontend.relax.lowering import lower
-    from tunerd.frontend.tasks import extract_tasks
-    from tunerd.vocabulary import Model, TensorSpec
-
-    shapes = {"x": (1, 3, side, side), "y": (1, 3, 1, 1)}
-    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items())
-    graph = helper.make_graph(
-        [helper.make_node("GlobalAveragePool", ["x"], ["y"])], "mean", [x], [y]
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.checker.check_model(proto)
-    one, other = (TensorSpec(name, shape, "float32") for name, shape in shapes.items())
-    model = Model("mean", "0" * 64, (one,), (other,), OnnxGraph(proto))
-    target = TargetSpec("llvm", json.dumps({"kind": "llvm", "num-cores": 1}))
-    lowered = lower(model, target)
-    compile_artifact(
-        lowered, extract_tasks(lowered, target), {}, target, folder, model=model, pct=100
-    )
-    return folder
 
 
 def of_threads() -> dict[int, tuple[str, float, int]]:
@@ -120,7 +91,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.artifact or Path(scratch) / "made"
         if not (folder / "manifest.json").exists():
-            make_mean(folder, options.side)
+            make_artifact(folder, options.side, layer="GlobalAveragePool")
         plan = Plan.model_validate(
             {
                 "place": "processes",

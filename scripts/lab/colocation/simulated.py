@@ -152,15 +152,7 @@ class SimulatedGraph(FakeInParts):
         )
         self._secs, self._ends_at = secs, 0.0
 
-    def launch(
-        self,
-        given: Any,
-        stream: int,
-        *,
-        bring: int | None = None,
-        fetch: int | None = None,
-        leaves: bool = False,
-    ) -> None:
+    def launch(self, given: Any, stream: int, **_copies: Any) -> None:
         self._take(given)
         self._queue(stream)
 
@@ -196,15 +188,7 @@ class SimulatedLanes(SimulatedGraph):
 
     _filled = 0
 
-    def launch(
-        self,
-        given: Any,
-        stream: int,
-        *,
-        bring: int | None = None,
-        fetch: int | None = None,
-        leaves: bool = False,
-    ) -> None:
+    def launch(self, given: Any, stream: int, **_copies: Any) -> None:
         self._filled = len(given)
         for _, inputs in given:
             self._take(inputs)

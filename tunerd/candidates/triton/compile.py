@@ -70,19 +70,23 @@ def compile_kernel(
 
     Raises what Triton raises, TooMuchSharedMemory and UnsafePipeline.
     """
-    folder = os.environ.get(CUBINS)
     said = json.dumps([load().__version__, text, name, list(dtypes), arch, warps, stages])
-    path = Path(folder or "", hashlib.sha256(said.encode()).hexdigest())
-    if folder:
+    path = _shared(hashlib.sha256(said.encode()).hexdigest())
+    if path is not None:
         with contextlib.suppress(OSError):
             return Compiled.read(path)
     types = [POINTERS[d] for d in dtypes]
     built = build(text, name, types, arch=arch, warps=warps, stages=stages)
     found = Compiled(built.asm["cubin"], built.metadata.shared, 32 * built.metadata.num_warps)
-    if folder:
+    if path is not None:
         with contextlib.suppress(OSError):  # whoever wants it compiles it again
             found.write(path)
     return found
+
+
+def _shared(name: str) -> Path | None:
+    folder = os.environ.get(CUBINS)
+    return Path(folder, name) if folder else None
 
 
 def build(text: str, name: str, types: Sequence[str], *, arch: str, warps: int, stages: int) -> Any:

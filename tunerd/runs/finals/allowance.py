@@ -199,7 +199,7 @@ class Shares:
         if self._shortened:
             cuts.append(f"{self._shortened} had fewer finalists or turns")
         if self._left_out:
-            cuts.append(f"{self._left_out} were not measured again")
+            cuts.append(f"{self._left_out} had the search's times alone")
         return f"of {count_text(self._of, 'task')} {' and '.join(cuts)}" if cuts else ""
 
     def _share(self, contest: Contest, secs: float) -> Share:

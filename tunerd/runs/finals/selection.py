@@ -129,16 +129,8 @@ def choose_winners(
         for task in part:
             own = records.get(task.task_id, ())
             if (entry := contests.get(task.task_id)) is None:
-                left, default = entries[task.task_id], entries[task.task_id].default.candidate_id
-                outcome = _left_out(
-                    task,
-                    own,
-                    left,
-                    builds,
-                    searched,
-                    quiet,
-                    is_disturbed=default in disturbed,
-                )
+                left = entries[task.task_id]
+                outcome = _left_out(task, own, left, builds, searched, disturbed, quiet)
             else:
                 outcome = _decide(task, own, entry, builds, measured, quiet)
             for _ in range(_MORE_HEATS if entry and not shares.is_spent else 0):
@@ -322,29 +314,26 @@ def _left_out(
     entries: _Entries,
     builds: Mapping[str, Build | Failure],
     searched: Mapping[str, float],
+    disturbed: Collection[str],
     quiet: QuietSlice,
-    *,
-    is_disturbed: bool,
 ) -> TaskOutcome:
     """Decide by what the search knows of a task that there was no time for.
 
-    is_disturbed: whether others disturbed the search's trial of the default, which may be faster.
+    disturbed: candidates by id that others disturbed in the search: such a default may be faster.
     """
     spent = Failure(Stage.RUN, Kind.INTERRUPTED, "the time for finalists was spent")
-    default_secs = searched.get(entries.default.candidate_id)
     note = f"not measured again: {spent.message}"
     winner, results = entries.default, {}
-    faster = [
-        c
-        for c in entries.finalists
-        if default_secs is not None
-        and default_secs > CLEARLY * searched[c.candidate_id]
-        and not is_disturbed
-    ]
-    reference = builds[entries.default.candidate_id]
-    for candidate in faster:
+    default_secs = searched.get(winner.candidate_id)
+    known_secs = 0.0 if winner.candidate_id in disturbed else default_secs or 0.0
+    reference = builds[winner.candidate_id]
+    for candidate in entries.finalists:
         build = builds[candidate.candidate_id]
-        if isinstance(reference, Build) and isinstance(build, Build):
+        if (
+            known_secs > CLEARLY * searched[candidate.candidate_id]
+            and isinstance(reference, Build)
+            and isinstance(build, Build)
+        ):
             failure = quiet.agree(reference, build)
             if failure is None:
                 winner, note = candidate, f"by the search's times, {note}"
