@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,12 @@ def test_a_cubin_is_of_its_text_and_options_alone(
 def test_nothing_of_triton_s_own_cache_stays() -> None:
     compiled()
     assert not list(Path(compile.load().knobs.cache.dir).iterdir())
+
+
+def test_threads_that_want_the_same_kernel_at_once_all_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(CUBINS, raising=False)
+    with ThreadPoolExecutor(8) as threads:
+        found = [threads.submit(compiled) for _ in range(24)]
+        assert {each.result() for each in found} == {compiled()}

@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,9 @@ CUBINS = "TUNERD_CUBINS"  # of the environment: the folder that a run's processe
 _ALIGNED = 16  # bytes, to which each tensor of TVM's lies at least
 _MAX_SHARED_BYTES = 227 << 10  # of a block of threads
 
+# Threads compile at once, but no kernel twice: the first to end would take the folder of Triton's
+# cache away in which the other one still writes. A lock is of all kernels whose digests begin alike.
+_COMPILING = tuple(threading.Lock() for _ in range(256))
 
 # A tile's place among those of a loop, in Triton's representation for GPUs, and who reads it.
 _TILE = re.compile(r"(%\S+) = ttg\.memdesc_index (%\S+)\[")
@@ -66,22 +70,24 @@ class Compiled:
 def compile_kernel(
     text: str, name: str, dtypes: Sequence[str], *, arch: str, warps: int, stages: int
 ) -> Compiled:
-    """Compile a kernel whose parameters are pointers to tensors of these types.
+    """Compile a kernel whose parameters are pointers to tensors of these types, from any thread.
 
     Raises what Triton raises, TooMuchSharedMemory and UnsafePipeline.
     """
-    said = json.dumps([load().__version__, text, name, list(dtypes), arch, warps, stages])
-    path = _shared(hashlib.sha256(said.encode()).hexdigest())
-    if path is not None:
-        with contextlib.suppress(OSError):
-            return Compiled.read(path)
     types = [POINTERS[d] for d in dtypes]
-    built = build(text, name, types, arch=arch, warps=warps, stages=stages)
-    found = Compiled(built.asm["cubin"], built.metadata.shared, 32 * built.metadata.num_warps)
-    if path is not None:
-        with contextlib.suppress(OSError):  # whoever wants it compiles it again
-            found.write(path)
-    return found
+    said = json.dumps([load().__version__, text, name, types, arch, warps, stages])
+    digest = hashlib.sha256(said.encode())
+    path = _shared(digest.hexdigest())
+    with _COMPILING[digest.digest()[0]]:
+        if path is not None:
+            with contextlib.suppress(OSError):
+                return Compiled.read(path)
+        built = build(text, name, types, arch=arch, warps=warps, stages=stages)
+        found = Compiled(built.asm["cubin"], built.metadata.shared, 32 * built.metadata.num_warps)
+        if path is not None:
+            with contextlib.suppress(OSError):  # whoever wants it compiles it again
+                found.write(path)
+        return found
 
 
 def _shared(name: str) -> Path | None:
