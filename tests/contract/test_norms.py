@@ -14,7 +14,7 @@ import pytest
 from tests.contract.test_attention import TOKENS, WIDTH, Builder, of_torchvision
 from tests.contract.test_cuda_build import needs_nvrtc
 from tests.contract.test_triton import require_agreement
-from tests.contract.test_triton_tenants import accesses, compiled_ptx, require_lanes
+from tests.contract.test_triton_tenants import accesses, compiled_ptx, require_equal_bits
 from tests.lib.lowered import CUDA, LLVM, load, operators, run
 from tests.lib.models import floats, model
 from tunerd.builder.build import build_candidate
@@ -22,12 +22,23 @@ from tunerd.builder.library import load_tvm
 from tunerd.candidates import registry
 from tunerd.candidates.base import SearchSettings
 from tunerd.candidates.triton.compile import UnsafePipeline, compile_kernel
-from tunerd.candidates.triton.source import Recipe, lowered, templates_of
+from tunerd.candidates.triton.source import Recipe, Template, lowered, templates_of
+from tunerd.candidates.triton.summed import SummedTile
 from tunerd.frontend.onnx.reference import Reference
 from tunerd.frontend.relax.lowering import lower
 from tunerd.frontend.tasks import extract_tasks
 from tunerd.system.arrays import random_inputs
-from tunerd.vocabulary import METASCHEDULE, Build, Model, TargetSpec, Task, default_candidate
+from tunerd.vocabulary import (
+    METASCHEDULE,
+    TRITON,
+    Build,
+    Candidate,
+    Model,
+    TargetSpec,
+    Task,
+    candidate_id,
+    default_candidate,
+)
 
 Form = Callable[[Builder], str]
 BATCH = 4  # so that rows are more than a few values
@@ -57,6 +68,12 @@ def norm_first(b: Builder) -> str:
     """A part of a transformer as ViT has it."""
     x = b.linear("x", WIDTH, seed=1)
     return b("Add", x, feed_forward(b, norm(b, x)))
+
+
+def norm_of_many(b: Builder) -> str:
+    """Rows so long that a product may be split."""
+    x = b.linear("x", 4 * WIDTH, seed=1)
+    return b.linear(norm(b, x, 4 * WIDTH), WIDTH, depth=4 * WIDTH, seed=4)
 
 
 def norm_last(b: Builder) -> str:
@@ -148,19 +165,55 @@ def norm_task(loaded: Model) -> Task:
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_a_template_sums_rows_while_it_multiplies_them(precision: str, tmp_path: Path) -> None:
-    task = norm_task(exported(norm_first, tmp_path, precision))
+def test_rows_are_summed_by_the_product_or_by_a_kernel_before_it(
+    precision: str, tmp_path: Path
+) -> None:
+    task = norm_task(exported(norm_of_many, tmp_path, precision))
+    template, inside, ahead = ways_of(task)
+    assert not [c for c in inside if c.splits > 1]  # no block would see a whole row
+    split = [c for c in ahead if c.splits > 1]
+    draw = random.Random(0)
+    for cut in (*draw.sample(inside, 3), *draw.sample(ahead, 3), *draw.sample(split, 2)):
+        assert len(template.launches(cut, "k")) == 1 + cut.is_ahead
+        require_agreement(task, template, cut, load_tvm())
+
+
+def ways_of(task: Task) -> tuple[Template, list[SummedTile], list[SummedTile]]:
+    """Return a task's template, and its ways to cut it by where rows are summed."""
     found = templates_of(task)
     assert not isinstance(found, str), found
-    assert set(found) == {"product"}
-    cuts = list(found["product"].tiles())
-    assert not [c for c in cuts if c.splits > 1]  # no block would see a whole row
-    for cut in random.Random(0).sample(cuts, 4):
-        require_agreement(task, found["product"], cut, load_tvm())
+    assert set(found) == {"summed"}
+    cuts: list[SummedTile] = list(found["summed"].tiles())
+    inside, ahead = ([c for c in cuts if c.is_ahead == is_ahead] for is_ahead in (0, 1))
+    return found["summed"], inside, ahead
+
+
+def test_the_first_candidates_have_both_ways_to_sum(tmp_path: Path) -> None:
+    task = norm_task(exported(norm_first, tmp_path, "fp16"))
+    search = registry.SOURCES[TRITON].search(SearchSettings(seed=0, threads=1, sms=52))
+    proposed = search.propose(task, 12).candidates
+    assert {Recipe.parse(c.recipe).cut.is_ahead for c in proposed} == {0, 1}
 
 
 def test_lanes_of_several_tenants_sum_their_own_rows(tmp_path: Path) -> None:
-    require_lanes(norm_task(exported(norm_first, tmp_path, "fp16")))
+    task = norm_task(exported(norm_of_many, tmp_path, "fp16"))
+    template, inside, ahead = ways_of(task)
+    for cut in (inside[0], ahead[0], next(c for c in ahead if c.splits > 1)):
+        require_equal_bits(task, template, cut)
+
+
+@needs_nvrtc
+def test_a_candidate_of_two_kernels_is_built_for_one_model_and_for_several(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    task = norm_task(exported(norm_first, tmp_path, "fp16"))
+    _, _, ahead = ways_of(task)
+    recipe = Recipe("summed", ahead[0]).text
+    for own in (task, task.for_tenants(2)):
+        name = candidate_id(own.task_id, recipe, source=TRITON)
+        candidate = Candidate(own.task_id, name, TRITON, recipe)
+        built = build_candidate(own, candidate)
+        assert isinstance(built, Build), built
+        assert [each.name for each in built.scratch] == ["counters", "workspace"]
 
 
 def test_sums_of_rows_leave_copies_and_products_as_they_are(
@@ -175,11 +228,11 @@ def test_sums_of_rows_leave_copies_and_products_as_they_are(
     shapes = [(BATCH, TOKENS, WIDTH), (WIDTH, 4 * WIDTH)]
     product = next(t for t in tasks if [a.shape for a in t.args[:2]] == shapes)
     for task in (product, norm_task(exported(norm_first, tmp_path, "fp16"))):
-        template = templates_of(task)["product"]  # type: ignore[index]
+        ((name, template),) = templates_of(task).items()  # type: ignore[union-attr]
         cut = next(
             c for c in template.tiles() if (c.rows, c.columns, c.depth, c.splits) == (64, 64, 32, 1)
         )
-        lowered(task, template, Recipe("product", cut))
+        lowered(task, template, Recipe(name, cut))
     one, other = map(accesses, ptx)
     assert [n for n in one if "wgmma" in n]
     assert all(one[n] == other[n] for n in one if "copy" in n or "wgmma" in n)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from tunerd.builder.library import load_tvm
 from tunerd.candidates import registry
 from tunerd.candidates.base import DeviceKernel, SearchSettings
 from tunerd.candidates.nests.nest import NotANest, nest_of
+from tunerd.candidates.triton.launch import Launch
 from tunerd.candidates.triton.source import Recipe, Template, templates_of
 from tunerd.frontend.kernels import Kernels, kernels_of
 from tunerd.frontend.model import FixedModel, model_digest
@@ -204,7 +205,7 @@ def test_products_in_tf32_are_rounded_and_not_made_smaller(case: str, tvm: Any) 
     found = [array.copy() for array in given]
     expected = _by_tvm(task, given, tvm)[-1].astype(np.float64)
     cut = next(iter(template.tiles()))
-    triton_in_numpy.run(template.source(cut, "k"), "k", found, template.grid(cut))
+    triton_in_numpy.run_all(template.launches(cut, "k"), found)
     smaller = 1 - found[-1].astype(np.float64).sum() / expected.sum()
     assert abs(smaller) < 5e-5
 
@@ -257,14 +258,18 @@ def require_agreement(
     scratch: list[np.ndarray] = []
     if template.workspace(cut):
         scratch = [np.zeros(4096, np.int32), np.full(template.workspace(cut), np.nan, np.float32)]
-    text = template.source(cut, "kernel")
-    triton_in_numpy.run(text, "kernel", [*found, *scratch], template.grid(cut), backwards=backwards)
+    launches = template.launches(cut, "kernel")
+    triton_in_numpy.run_all(launches, [*found, *scratch], backwards=backwards)
     if scratch:
         assert not scratch[0].any(), "counters are not zero again"
     rtol, atol = KERNEL_TOLERANCES["float32" if task.precision == "fp32" else "float16"]
     out = found[-1].astype(np.float32)
     scale = np.abs(expected[-1]).max()
-    assert np.allclose(out, expected[-1], rtol=rtol, atol=atol * scale), f"{cut}\n{text}"
+    assert np.allclose(out, expected[-1], rtol=rtol, atol=atol * scale), _said(cut, launches)
+
+
+def _said(cut: Any, launches: Sequence[Launch]) -> str:
+    return "\n".join([str(cut), *(launch.text for launch in launches)])
 
 
 def _by_tvm(task: Task, arrays: list[np.ndarray], tvm: Any) -> list[np.ndarray]:
@@ -294,7 +299,7 @@ def test_a_recipe_says_all_of_a_candidate(product: Task) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", '{"template":"product","version":0}', '{"template":"x","version":2}']
+    "text", ["", "{}", '{"template":"product","version":0}', '{"template":"x","version":3}']
 )
 def test_what_is_no_recipe_is_refused(text: str) -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):

@@ -73,23 +73,24 @@ def require_equal_bits(task: Task, template: Template, cut: Any) -> None:
             lanes.append(np.stack([values(spec, 10 + lane, i) for lane in range(len(LANES))]))
         else:
             lanes.append(np.stack([scratch[i - len(task.args)]] * len(LANES)))
-    text = template.source(cut, "kernel")
-    grid = template.grid(cut)
-    triton_in_numpy.run(
-        tenants.text_for(text, specs, task.weight_args, grid[2]),
-        "kernel",
-        lanes,
-        (grid[0], grid[1], grid[2] * len(LANES)),
-    )
+    launches = template.launches(cut, "kernel")
+    for launch in launches:
+        across, down, deep = launch.grid
+        triton_in_numpy.run(
+            tenants.text_for(launch.text, specs, task.weight_args, deep),
+            launch.name,
+            lanes,
+            (across, down, deep * len(LANES)),
+        )
     for lane, tenant in enumerate(LANES):
         alone = [
             given[tenant][i] if i in task.weight_args else values(spec, 10 + lane, i)
             for i, spec in enumerate(task.args)
         ]
-        triton_in_numpy.run(text, "kernel", [*alone, *(s.copy() for s in scratch)], grid)
+        triton_in_numpy.run_all(launches, [*alone, *(s.copy() for s in scratch)])
         found = lanes[1 + len(task.args) - 1]
         assert isinstance(found, np.ndarray)
-        assert np.array_equal(found[lane], alone[-1], equal_nan=True), f"{cut}\n{text}"
+        assert np.array_equal(found[lane], alone[-1], equal_nan=True), (cut, launches)
     if scratch:
         assert not lanes[-2].any(), "counters are not zero again"  # type: ignore[union-attr]
 

@@ -7,13 +7,14 @@ not on a GPU.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+from tunerd.candidates.triton.launch import Launch
 
 
 class Pointer:
@@ -39,6 +40,7 @@ class Language:
     int64, int32, int16, int8 = np.int64, np.int32, np.int16, np.int8
     uint8, int1 = np.uint8, np.bool_
     static_range = staticmethod(range)
+    PropagateNan = SimpleNamespace(ALL="all")
 
     def __init__(self) -> None:
         self.block = (0, 0, 0)
@@ -104,11 +106,17 @@ class Language:
     def min(self, x: Any, axis: int, keep_dims: bool) -> np.ndarray:
         return np.min(x, axis=axis, keepdims=keep_dims)
 
-    def sigmoid(self, x: Any) -> np.ndarray:
-        return 1.0 / (1.0 + np.exp(-x))
+    def clamp(self, x: Any, least: float, most: float, propagate_nan: str) -> np.ndarray:
+        assert propagate_nan == "all"
+        return np.clip(x, least, most)
 
-    def erf(self, x: Any) -> np.ndarray:
-        return np.vectorize(math.erf, otypes=[np.float32])(x)
+    def inline_asm_elementwise(
+        self, asm: str, constraints: str, args: list[Any], *, dtype: Any, **_: Any
+    ) -> np.ndarray:
+        assert (constraints, dtype) == ("=f,f", np.float32)
+        (x,) = args
+        does = {"rcp.approx.ftz.f32": np.reciprocal, "ex2.approx.ftz.f32": np.exp2}
+        return does[asm.removesuffix(" $0, $1;")](np.asarray(x, np.float32))
 
     def rsqrt(self, x: Any) -> np.ndarray:
         return 1.0 / np.sqrt(x)
@@ -140,6 +148,17 @@ def run(
         language.block = block
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             space[name](*pointers)
+
+
+def run_all(
+    launches: Sequence[Launch],
+    arguments: Sequence[np.ndarray | Pointer],
+    *,
+    backwards: bool = False,
+) -> None:
+    """Run the kernels of a candidate, one after the other."""
+    for launch in launches:
+        run(launch.text, launch.name, arguments, launch.grid, backwards=backwards)
 
 
 def _cut(operand: np.ndarray) -> np.ndarray:

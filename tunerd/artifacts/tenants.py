@@ -168,7 +168,7 @@ class _Lanes:
     def _stand_in(self, function: PrimFunc, weights: Collection[int]) -> PrimFunc:
         """Return a function that takes what the kernel of several lanes takes, and does nothing."""
         specs = [TensorSpec(str(p.name), _shape(p), str(p.dtype)) for p in function.params]
-        made = calling("none", in_lanes(specs, weights, self._count), ())[ENTRY].without_attr(
+        made = calling(in_lanes(specs, weights, self._count), ("none", ()))[ENTRY].without_attr(
             "global_symbol"
         )
         for key, value in (function.attrs or {}).items():

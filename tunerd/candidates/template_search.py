@@ -8,6 +8,7 @@ features. Some are always taken by the estimate alone, since the model knows wha
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import time
@@ -32,9 +33,10 @@ from tunerd.vocabulary import (
 
 log = logging.getLogger(__name__)
 
-_FIRST = 12  # candidates by the estimate alone
+_FIRST = 12  # candidates by the estimate alone, of each kind by turns
 _ALIKE = 2  # of a batch with the same tile, differing in stages or warps
-_SIZES = ("rows", "columns", "depth", "splits", "groups", "fills_steps")  # what makes a tile
+_SIZES = ("rows", "columns", "depth", "splits", "groups", "fills_steps", "is_ahead")  # of a tile
+_KIND = "is_ahead"  # what an estimate may have wrong for all cuts of a template alike
 _BY_ESTIMATE = 0.15  # of later candidates
 _SMS = 132  # where a share's are not known
 
@@ -193,7 +195,7 @@ class TemplateSearch(Search):
         left = [i for i in range(len(space.tiles)) if i not in taken]
         by_estimate = iter(left)
         if len(taken) < _FIRST or not self._cost_model.told(space.task.task_id):
-            return self._unlike(space, left, count)
+            return self._unlike(space, _by_turns(space, left), count)
         scores = self._cost_model.predict(space.features[left])
         by_score = [left[i] for i in np.argsort(-scores, kind="stable")]
         chosen = self._unlike(space, by_score, count)
@@ -219,6 +221,15 @@ class TemplateSearch(Search):
             elif len(rest) < count:
                 rest.append(place)
         return [*chosen, *rest][:count]
+
+
+def _by_turns(space: _Space, places: Sequence[int]) -> list[int]:
+    """Return places so that each kind has its turn; those of a kind in the order that they have."""
+    kinds: dict[int, list[int]] = {}
+    for place in places:
+        kinds.setdefault(getattr(space.tiles[place][1], _KIND, 0), []).append(place)
+    turns = itertools.zip_longest(*kinds.values())
+    return [place for turn in turns for place in turn if place is not None]
 
 
 def _tile_of(tile: tuple[str, Any]) -> tuple[Any, ...]:

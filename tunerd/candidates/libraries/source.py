@@ -65,7 +65,7 @@ class LibrarySource(CandidateSource):
         specs = (*taken(task.args, found.casts, found.layouts), *scratch)
         passed = [json.dumps(text), *map(pointer, (*found.params, len(task.args)))]
         return LoweredKernel(
-            calling(function_name(self.name), specs, passed),
+            calling(specs, (function_name(self.name), passed)),
             scratch=scratch,
             calls=(LibraryCall(self.name, text),),
             casts=found.casts,

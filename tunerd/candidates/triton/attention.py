@@ -15,6 +15,7 @@ from functools import cached_property
 from tunerd.candidates.nests.nest import Axis, Expr, Nest, NotANest, Reduction
 from tunerd.candidates.triton.code import is_small
 from tunerd.candidates.triton.features import Sizes, features
+from tunerd.candidates.triton.launch import OneLaunch
 from tunerd.candidates.triton.product import BLOCK_BYTES, SHARED_BYTES, TYPES
 
 _MOST_DIMS = 256
@@ -33,7 +34,7 @@ class Band:
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(OneLaunch):
     """A nest as sum over keys of exp(scores - their maximum) * V, with the sum of the weights."""
 
     nest: Nest

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tunerd.candidates.nests.nest import Axis, Expr, Linear, Nest, NotANest, Tensor, linear
+from tunerd.candidates.triton.functions import ERF, SIGMOID, called_by
 
 _INFIX = {
     "add": "+",
@@ -188,9 +189,10 @@ def float_text(value: float) -> str:
 
 
 def kernel_text(name: str, params: Sequence[str], lines: Sequence[str]) -> str:
-    """Return the text of a kernel from the lines of its body."""
+    """Return the text of a kernel from the lines of its body, and of the functions it calls."""
     head = f"def {name}({', '.join(params)}):"
-    return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
+    text = "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
+    return text + called_by(text)
 
 
 def consecutive(name: str, size: int) -> str:
@@ -214,9 +216,9 @@ _FUNCTIONS: dict[str, Callable[..., str]] = {
     "log": lambda a: f"tl.log({a})",
     "sqrt": lambda a: f"tl.sqrt_rn({a})",
     "rsqrt": lambda a: f"tl.rsqrt({a})",
-    "erf": lambda a: f"tl.erf({a})",
-    "tanh": lambda a: f"(2.0 * tl.sigmoid(2.0 * {a}) - 1.0)",
-    "sigmoid": lambda a: f"tl.sigmoid({a})",
+    "erf": lambda a: f"{ERF}({a})",
+    "tanh": lambda a: f"(2.0 * {SIGMOID}(2.0 * {a}) - 1.0)",
+    "sigmoid": lambda a: f"{SIGMOID}({a})",
     "fabs": lambda a: f"tl.abs({a})",
     "floor": lambda a: f"tl.floor({a})",
     "ceil": lambda a: f"tl.ceil({a})",

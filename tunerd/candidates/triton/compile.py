@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import functools
 import hashlib
+import inspect
 import json
 import linecache
 import os
@@ -31,7 +32,7 @@ _ALIGNED = 16  # bytes, to which each tensor of TVM's lies at least
 _MAX_SHARED_BYTES = 227 << 10  # of a block of threads
 
 # Threads compile at once, but no kernel twice: the first to end would take the folder of Triton's
-# cache away in which the other one still writes. A lock is of all kernels whose digests begin alike.
+# cache away in which the other one still writes. A lock is of all whose digests begin alike.
 _COMPILING = tuple(threading.Lock() for _ in range(256))
 
 # A tile's place among those of a loop, in Triton's representation for GPUs, and who reads it.
@@ -155,12 +156,14 @@ def load() -> Any:
 
 
 def _function(text: str, name: str) -> Any:
-    """Return the JIT function of a text, which Triton reads by the inspect module."""
+    """Return the JIT function of a text, and of what it calls, by way of the inspect module."""
     import triton.language as tl
 
     file_name = f"<tunerd {name}>"
     lines = text.splitlines(keepends=True)
     linecache.cache[file_name] = (len(text), None, lines, file_name)
-    space: dict[str, Any] = {"tl": tl}
+    space: dict[str, Any] = {"tl": tl, "__name__": __name__}
     exec(compile(text, file_name, "exec"), space)
-    return load().JITFunction(space[name])
+    own = {n: load().JITFunction(each) for n, each in space.items() if inspect.isfunction(each)}
+    space.update(own)
+    return own[name]

@@ -25,6 +25,7 @@ from tunerd.candidates.triton.code import (
     widened,
 )
 from tunerd.candidates.triton.features import Sizes, features
+from tunerd.candidates.triton.launch import OneLaunch
 from tunerd.candidates.triton.product import MAX_TILES
 
 _LEAST_DEPTH = 32
@@ -46,7 +47,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Fold:
+class Fold(OneLaunch):
     """A nest as folds of columns, for each row of its result."""
 
     nest: Nest

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from tunerd.candidates.nests.grouping import Grouping
 from tunerd.candidates.nests.nest import Nest, NotANest
+from tunerd.candidates.triton.launch import Launch
 from tunerd.candidates.triton.product import Product, Tile
 
 _WIDTHS = (16, 32, 64)  # of tiles that several groups are to fill
@@ -80,14 +81,11 @@ class Grouped:
     def features(self, tile: GroupedTile, sms: float) -> tuple[float, ...]:
         return self._of(tile).features(tile, sms)
 
-    def grid(self, tile: GroupedTile) -> tuple[int, int, int]:
-        return self._of(tile).grid(tile)
-
     def workspace(self, tile: GroupedTile) -> int:
         return self._of(tile).workspace(tile)
 
-    def source(self, tile: GroupedTile, name: str) -> str:
-        return self._of(tile).source(tile, name)
+    def launches(self, tile: GroupedTile, name: str) -> tuple[Launch, ...]:
+        return self._of(tile).launches(tile, name)
 
     def _of(self, tile: GroupedTile) -> Product:
         return self._by_tile[tile.groups, tile.fills_steps]

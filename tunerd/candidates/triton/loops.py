@@ -23,6 +23,7 @@ from tunerd.candidates.triton.code import (
     widened,
 )
 from tunerd.candidates.triton.features import Sizes, features
+from tunerd.candidates.triton.launch import OneLaunch
 
 _MOST_UNROLLED = 64
 _MOST_FOLDED = 4096
@@ -42,7 +43,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Loops:
+class Loops(OneLaunch):
     """A nest as a loop over the elements of its result."""
 
     nest: Nest

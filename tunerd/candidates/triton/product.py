@@ -2,8 +2,7 @@
 
 A block of threads computes a tile of rows and columns in steps of depth, in fp32. With a split,
 several blocks take a part of the depth each; whoever ends last adds their tiles up in their order,
-so that equal inputs give equal bits, and the epilogue follows. Sums of a row's values and of their
-squares, as a norm has them, are taken of the tiles that are multiplied: one block sees whole rows.
+so that equal inputs give equal bits, and the epilogue follows.
 """
 
 from __future__ import annotations
@@ -12,11 +11,13 @@ import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import ClassVar
 
 from tunerd.candidates.nests.contraction import Contraction, contraction_of, unwidened
 from tunerd.candidates.nests.nest import Axis, Expr, Nest, NotANest, Reduction
 from tunerd.candidates.triton.code import is_small
 from tunerd.candidates.triton.features import Sizes, features
+from tunerd.candidates.triton.launch import OneLaunch
 
 MAX_TILES = 4096  # of a split product: it has a counter for each
 SHARED_BYTES = 220 << 10  # of an SM, for all of its blocks
@@ -37,8 +38,10 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Product(Contraction):
+class Product(Contraction, OneLaunch):
     """A contraction as tensor cores compute it."""
+
+    NUMBER: ClassVar[int] = 0  # by which the cost model knows it
 
     precision: str
     weights: frozenset[int] = frozenset()  # parameters that are constants of the model
@@ -111,6 +114,14 @@ class Product(Contraction):
         """The type in which a cut sums."""
         return "float32"
 
+    def summed_inside(self, tile: Tile) -> tuple[int, ...]:
+        """The powers of the left operand that a cut sums while it multiplies."""
+        return self.powers
+
+    def sums_at(self, tile: Tile) -> dict[int, str]:
+        """Return the text of the sums of powers that are in memory when a cut's kernel begins."""
+        return {}
+
     # --- the space -----------------------------------------------------------------------------
 
     def tiles(self) -> Iterator[Tile]:
@@ -158,16 +169,17 @@ class Product(Contraction):
         full = min(1, tile.rows / 64) * min(1, tile.columns / 64)
         peak = 4.0e12 * self.rate(tile)  # of an SM, per second
         arithmetic = 2 * tile.rows * tile.columns * tile.depth / (peak * full)
-        # A value is widened, and then multiplied and added by each sum; in the shadow of products
-        # that are asynchronous, as the machine code has it.
-        summed = tile.rows * tile.depth * (1 + 2 * len(self.powers)) / 190e9 if self.powers else 0.0
-        arithmetic = max(arithmetic, summed) if tile.rows >= 64 else arithmetic + summed
+        arithmetic += self.summing_secs(tile)
         moving = step_bytes / 70e9
         step = max(busy * arithmetic, busy * moving, 0.7e-6 / buffers)
         secs = math.ceil(blocks / (sms * busy)) * (1.0e-6 + steps * step) + 2e-6
         if tile.splits > 1:
             secs += 1.2e-6 + 2 * tile.splits * tiles * tile.rows * tile.columns * 4 / 2e12
         return secs
+
+    def summing_secs(self, tile: Tile) -> float:
+        """Estimate what a block takes in a step for anything else than products."""
+        return 0.0
 
     def rate(self, tile: Tile) -> float:
         """Return how fast tensor cores are, over what they do in 16 bits."""
@@ -193,7 +205,7 @@ class Product(Contraction):
             each=size / (32 * tile.warps),
             wasted=self.groups * across * size / (self.rows * self.columns),
         )
-        return features(0, sizes, sms=sms, estimated_secs=self.estimated_secs(tile, sms))
+        return features(self.NUMBER, sizes, sms=sms, estimated_secs=self.estimated_secs(tile, sms))
 
     def _shared_bytes(self, rows: int, columns: int, depth: int, stages: int) -> int:
         # Products of 64 rows and more are asynchronous: they keep one buffer longer.

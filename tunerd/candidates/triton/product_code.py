@@ -37,7 +37,7 @@ class ProductCode:
     def text(self, name: str) -> str:
         product, tile = self.product, self.tile
         params = [f"p{i}" for i in range(len(product.nest.params))]
-        if tile.splits > 1:
+        if product.workspace(tile):
             params += ["counters", "workspace"]
         return kernel_text(name, params, [*self._begin(), *self._loop(), *self._end()])
 
@@ -127,12 +127,12 @@ class ProductCode:
         sums, now and then. So the sums have a load of their own there, one step ahead.
         """
         product, tile = self.product, self.tile
-        if not product.powers:
+        powers = product.summed_inside(tile)
+        if not powers:
             return [], []
-        before = [f"sum{n} = tl.zeros(({tile.rows}, 1), tl.float32)" for n in product.powers]
+        before = [f"sum{n} = tl.zeros(({tile.rows}, 1), tl.float32)" for n in powers]
         step = [
-            f"sum{n} += tl.sum({' * '.join(['wide'] * n)}, axis=1, keep_dims=True)"
-            for n in product.powers
+            f"sum{n} += tl.sum({' * '.join(['wide'] * n)}, axis=1, keep_dims=True)" for n in powers
         ]
         if tile.rows < _ASYNC_ROWS:
             return before, ["wide = tl.cast(x, tl.float32)", *step]
@@ -209,12 +209,12 @@ class ProductCode:
     def _end(self) -> list[str]:
         product, tile = self.product, self.tile
         nest = product.nest
-        lines: list[str] = []
+        lines = [f"sum{power} = {text}" for power, text in product.sums_at(tile).items()]
         pad = ""
         if tile.splits > 1:
             tiles = self._tiles[0] * self._tiles[1]
             shape = (tile.rows, tile.columns)
-            lines = [
+            lines += [
                 f"at = tl.arange(0, {tile.rows})[:, None] * {tile.columns}"
                 f" + tl.arange(0, {tile.columns})[None, :]",
                 f"mine = apart * {tiles} + pid",

@@ -21,6 +21,7 @@ from tunerd.candidates.triton.code import (
     widened,
 )
 from tunerd.candidates.triton.features import Sizes, features
+from tunerd.candidates.triton.launch import OneLaunch
 
 _MOST_COLUMNS = 16384
 
@@ -38,7 +39,7 @@ class Strip:
 
 
 @dataclass(frozen=True)
-class Rows:
+class Rows(OneLaunch):
     """A nest whose reductions all go over the columns of its rows."""
 
     nest: Nest

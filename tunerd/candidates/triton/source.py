@@ -35,14 +35,16 @@ from tunerd.candidates.triton.attention import Attention, Band
 from tunerd.candidates.triton.fold import Fold, Piece
 from tunerd.candidates.triton.grouped import Grouped, GroupedTile
 from tunerd.candidates.triton.integers import Integers, IntegerTile
+from tunerd.candidates.triton.launch import Launch
 from tunerd.candidates.triton.loops import Block, Loops
 from tunerd.candidates.triton.product import MAX_TILES, Product, Tile
 from tunerd.candidates.triton.rows import Rows, Strip
+from tunerd.candidates.triton.summed import SummedProduct, SummedTile
 from tunerd.vocabulary import TRITON, TargetSpec, Task, TensorSpec, architecture, in_lanes
 
 _LEAST_ARCH = 80
 _ROWS_OF_TENSOR_CORES = 16  # of their smallest product
-_PRODUCTS = ("integers", "product", "grouped")
+_PRODUCTS = ("integers", "summed", "product", "grouped")
 
 
 class Template(Cuttable, Protocol):
@@ -52,19 +54,19 @@ class Template(Cuttable, Protocol):
     def nest(self) -> Nest: ...
     @property
     def rows(self) -> int: ...
-    def grid(self, tile: Any) -> tuple[int, int, int]: ...
     def workspace(self, tile: Any) -> int: ...
-    def source(self, tile: Any, name: str) -> str: ...
+    def launches(self, tile: Any, name: str) -> tuple[Launch, ...]: ...
 
 
 class Recipe(TemplateRecipe):
     """A recipe of this source."""
 
-    VERSION = 2
+    VERSION = 3
     CUTS = MappingProxyType(
         {
             "attention": Band,
             "integers": IntegerTile,
+            "summed": SummedTile,
             "product": Tile,
             "grouped": GroupedTile,
             "loops": Block,
@@ -129,6 +131,7 @@ def _templates(
     ways: tuple[tuple[str, Callable[[], Template]], ...] = (
         ("attention", lambda: Attention.of(nest, precision)),
         ("integers", lambda: Integers.of_integers(nest, precision)),
+        ("summed", lambda: SummedProduct.of(nest, precision, weights)),
         ("product", lambda: Product.of(nest, precision, weights)),
         ("grouped", lambda: Grouped.of(nest, precision, weights)),
         ("rows", lambda: Rows.of(nest)),
@@ -171,30 +174,35 @@ def lowered(
         )
     params = (TensorSpec(f"p{i}", t.shape, t.dtype) for i, t in enumerate(template.nest.params))
     specs = (*params, *scratch)
-    text = template.source(recipe.cut, symbol)
-    across, down, deep = template.grid(recipe.cut)
+    own_specs = specs
     if lanes is not None:
-        text = tenants.text_for(text, specs, task.weight_args, deep)
         specs = in_lanes(specs, task.weight_args, lanes)
         scratch = specs[len(specs) - len(scratch) :]
-        deep *= lanes
-        if deep > tenants.MOST_BLOCKS:
-            raise ValueError(f"{lanes} lanes of it are more blocks than a grid has along an axis")
-    compiled = compile_kernel(
-        text,
-        symbol,
-        [s.dtype for s in specs],
-        arch=architecture(task.target.json),
-        warps=recipe.cut.warps,
-        stages=recipe.cut.stages,
-    )
-    # Triton adds two pointers to each kernel's parameters, to scratch memory that these do not use.
-    types = ("handle",) * len(specs) + ("int64",) * 2
-    kernel = DeviceKernel(symbol, compiled.cubin, types, f"triton-{load().__version__}")
-    passed = [pointer(i) for i in range(len(specs))]
-    launch = (across, down, deep, compiled.threads, compiled.shared_bytes)
-    passed += [f"T.int64({value})" for value in (0, 0, *launch)]
-    return LoweredKernel(calling(symbol, specs, passed), (kernel,), scratch, lanes=lanes)
+    kernels: list[DeviceKernel] = []
+    calls: list[tuple[str, list[str]]] = []
+    for launch in template.launches(recipe.cut, symbol):
+        text, (across, down, deep) = launch.text, launch.grid
+        if lanes is not None:
+            text = tenants.text_for(text, own_specs, task.weight_args, deep)
+            deep *= lanes
+            if deep > tenants.MOST_BLOCKS:
+                raise ValueError(f"{lanes} lanes of it are more blocks than a grid has on an axis")
+        compiled = compile_kernel(
+            text,
+            launch.name,
+            [s.dtype for s in specs],
+            arch=architecture(task.target.json),
+            warps=launch.warps,
+            stages=launch.stages,
+        )
+        # Triton adds two pointers to each kernel's parameters, to scratch memory that none uses.
+        types = ("handle",) * len(specs) + ("int64",) * 2
+        compiler = f"triton-{load().__version__}"
+        kernels.append(DeviceKernel(launch.name, compiled.cubin, types, compiler))
+        started = (0, 0, across, down, deep, compiled.threads, compiled.shared_bytes)
+        passed = [pointer(i) for i in range(len(specs))]
+        calls.append((launch.name, [*passed, *(f"T.int64({value})" for value in started)]))
+    return LoweredKernel(calling(specs, *calls), tuple(kernels), scratch, lanes=lanes)
 
 
 def _rounded(values: int) -> int:
