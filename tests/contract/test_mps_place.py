@@ -185,6 +185,27 @@ def test_what_faults_apart_or_does_not_end_there_is_a_fault_of_its_own(
         runs.run(apart_slice(), bad, ROWS)
 
 
+def test_a_fault_apart_is_told_before_its_process_has_ended(
+    bad: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver may take seconds to let go of a process that has faulted."""
+    may_end, usual = threading.Event(), CpuSlice.close
+
+    def slow(made: CpuSlice) -> None:
+        assert may_end.wait(WAIT_SECS)
+        usual(made)
+
+    monkeypatch.setattr(CpuSlice, "close", slow)
+    runs = apart.Apart()
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(FaultedApartError, match="the runner ended"):
+            runs.run(apart_slice(), bad, FAR)
+        closed = pool.submit(runs.close)
+        assert not closed.done()
+        may_end.set()
+        closed.result(WAIT_SECS)
+
+
 def test_what_cannot_be_loaded_apart_is_no_fault(tmp_path: Path) -> None:
     with pytest.raises(ModelRunError):
         apart.Apart().run(apart_slice(), tmp_path / "nothing", ROWS)

@@ -50,6 +50,10 @@ def answer(command):
         return "".join("%d\n" % (pid + shift) for pid in listed)
     if words[0] == "get_server_status":
         return "FAULT\n" if os.path.exists(os.path.join(pipe, "fault")) else "ACTIVE\n"
+    if words[0] == "start_server":
+        with open(os.path.join(pipe, "server-of-" + words[2]), "w") as file:
+            file.write(str(os.getpid()))
+        return ""
     if words[0] == "terminate_client":
         journal("terminate " + words[2])
         return ""

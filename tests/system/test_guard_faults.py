@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from pathlib import Path
 from typing import Any
 
 from tests.lib.fake_mps import left
 from tests.lib.guard_bench import GONE_SECS, UUID, Bench, bench, identity, wait_for_epoch  # noqa: F401  fixtures
+from tests.lib.waiting import until
 from tunerd.slices.mps import guard_client as lease_module
 from tunerd.slices.mps.gpu import UNNAMED
 from tunerd.slices.mps.log import LOG_NAME
@@ -53,6 +56,18 @@ def test_a_daemon_of_our_own_falls_with_the_clients_of_a_fault_and_is_replaced(
     assert successor != daemon
     # The end of the server is the end of its clients' work: none is terminated, none signalled.
     assert bench.mps.journal() == ["daemon start", "daemon start"]
+
+
+def test_the_server_of_each_daemon_is_started_before_a_client_comes(bench: Bench) -> None:
+    lease = bench.lease()
+    mark = Path(lease.request("state")["pipe_folder"]) / f"server-of-{os.getuid()}"
+    seen = set()
+    for epoch in range(2):
+        (daemon,) = bench.daemons()
+        until(lambda pid=daemon.pid: mark.exists() and mark.read_text() == str(pid))
+        seen.add(daemon.pid)
+        lease.request("fence", slice_id="mps-0-0", scope="gpu", reason="it ended", epoch=epoch)
+    assert len(seen) == 2
 
 
 def test_an_error_that_all_clients_get_blames_nobody_unless_the_server_or_being_alone_does(

@@ -24,6 +24,7 @@ class ChildSlice(ProcessSlice):
     def __init__(self, spec: SliceSpec) -> None:
         super().__init__(spec)
         self._process: subprocess.Popen[bytes] | None = None
+        self._killed: list[subprocess.Popen[bytes]] = []  # that may not have ended yet
         self._folder: Path | None = None
 
     @abstractmethod
@@ -31,6 +32,7 @@ class ChildSlice(ProcessSlice):
         """Return what the runner is told besides its socket."""
 
     def connect(self) -> socket.socket:
+        self._reap()  # a device has no room for the next one before
         self._folder = self._folder or Path(tempfile.mkdtemp(prefix="tunerd-"))
         path, log_path = self._folder / "runner.sock", self._folder / "runner.log"
         # Its end of this pipe closes with this process, however that ends: the runner exits then.
@@ -71,10 +73,12 @@ class ChildSlice(ProcessSlice):
         return outside_signal(status)
 
     def fence(self, reason: str, *, is_alone: bool) -> Blame:
+        """Kill the runner. A driver lets go of one that faulted only after seconds; the next one,
+        and `close`, wait for that, and who wants to know whose fault it was does not."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            _reap(process)
+            self._killed.append(process)
         return Blame()
 
     def close(self) -> None:
@@ -84,13 +88,15 @@ class ChildSlice(ProcessSlice):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(EXIT_SECS)
             process.kill()
-            _reap(process)
+            self._killed.append(process)
+        self._reap()
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
-
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
+    def _reap(self) -> None:
+        while self._killed:
+            process = self._killed.pop()
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()

@@ -21,17 +21,20 @@ class Apart:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # held while these change
         self._running: set[ProcessSlice] = set()
+        self._closing: set[threading.Thread] = set()
         self._is_ended = False
 
     def run(self, made: ProcessSlice, artifact: Path, inputs: Arrays) -> Arrays:
-        """Start a slice's process for one run of an artifact; return the outputs, and end it.
+        """Start a slice's process for one run of an artifact; return the outputs.
+
+        The process ends afterwards, and nobody waits for that: after a fault it takes seconds.
 
         Raises FaultedApartError where the run faults or does not end, RuntimeError after `end`,
         ModelRunError where the artifact does not run, and HostError or InfrastructureError where no
         process starts.
         """
-        with self._held(made):
-            return _run(made, artifact, inputs)
+        with self._held(made) as client:
+            return _run(client, made, artifact, inputs)
 
     def end(self) -> None:
         """End what runs, in any thread, and have nothing else begin."""
@@ -40,21 +43,39 @@ class Apart:
             for made in self._running:
                 made.fence("the engine was closed", is_alone=False)
 
+    def close(self) -> None:
+        """Wait until each process has ended; after `end`, by whoever called `run`."""
+        with self._lock:
+            closing = [*self._closing]
+        for thread in closing:
+            thread.join()
+
     @contextmanager
-    def _held(self, made: ProcessSlice) -> Iterator[None]:
+    def _held(self, made: ProcessSlice) -> Iterator[RunnerClient]:
+        client = RunnerClient(made)
         with self._lock:
             if self._is_ended:
                 raise RuntimeError("the engine was closed")
             self._running.add(made)
         try:
-            yield
+            yield client
+        finally:
+            thread = threading.Thread(target=self._close, args=(client, made))
+            with self._lock:
+                self._closing.add(thread)
+            thread.start()
+
+    def _close(self, client: RunnerClient, made: ProcessSlice) -> None:
+        try:
+            client.close()
+            made.close()
         finally:
             with self._lock:
                 self._running.discard(made)
+                self._closing.discard(threading.current_thread())
 
 
-def _run(made: ProcessSlice, artifact: Path, inputs: Arrays) -> Arrays:
-    client = RunnerClient(made)
+def _run(client: RunnerClient, made: ProcessSlice, artifact: Path, inputs: Arrays) -> Arrays:
     reason = f"it did not end within {_LIMIT_SECS:g} s"
     limit = threading.Timer(_LIMIT_SECS, made.fence, (reason,), {"is_alone": True})
     limit.daemon = True
@@ -68,5 +89,3 @@ def _run(made: ProcessSlice, artifact: Path, inputs: Arrays) -> Arrays:
         raise
     finally:
         limit.cancel()
-        client.close()
-        made.close()

@@ -87,6 +87,7 @@ class MpsPlace(RunnersPlace):
     def close(self) -> None:
         with self._early:  # ends the guard and its daemon, also where a seat does not close
             super().close()
+            self._apart.close()
 
     def _slice_of(self, seat: Seat, lane: Lane) -> ProcessSlice:
         return MpsSlice(self._spec_of(seat, lane))

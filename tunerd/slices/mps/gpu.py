@@ -88,6 +88,7 @@ class Gpu:
             self._culprit, self._reason = "the GPU guard", "it was killed"
         if not self.external:
             self._control.start()
+            self._start_server()
         elif not self._control.answers():
             raise HostError(
                 f"no MPS daemon answers in {self._control.pipe_folder}; start one with"
@@ -278,12 +279,17 @@ class Gpu:
         expected = fallen.keys() | self._successors.keys()
         self._successors = {}
         self._start_successors(expected)
+        self._start_server()
         deadline = time.monotonic() + _KILLED_SECS
         ending: list[GpuRunner | ProcessId] = [*runners, *killed]
         for each in ending:
             if not each.wait(max(0.0, deadline - time.monotonic())):
                 log.warning("pid %d lives %.0f s after it was killed", each.pid, _KILLED_SECS)
         self._killed = frozenset(killed)
+
+    def _start_server(self) -> None:
+        """Start the server while the first runners import TVM, and what was killed ends."""
+        threading.Thread(target=self._control.start_server, daemon=True).start()
 
     def _start_successors(self, fallen: Iterable[str]) -> None:
         """Start the next runners of slices: they import TVM while the old ones end."""
