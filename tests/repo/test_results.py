@@ -155,7 +155,7 @@ def test_a_table_of_tails_is_what_its_script_makes_of_the_samples(
     assert latency_table.tables(tmp_path) == (kept / f"{text}.txt").read_text()
 
 
-# All latencies of these are kept; of two others every eighth.
+# All latencies of these are kept; of another every eighth, of yet another none.
 @pytest.mark.parametrize(
     "name",
     [
