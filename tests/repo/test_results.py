@@ -143,6 +143,7 @@ def test_the_picture_of_tails_is_what_its_script_makes_of_the_samples(
         ("later", ("beside", "bursts", "faults", "mixed", "replicas"), "latency-h200-later"),
         ("last", ("faults",), "faults-h200-last"),
         ("more", ("faults", "mixed"), "latency-h200-more"),
+        ("again", ("faults", "mixed"), "latency-h200-again"),
     ],
 )
 def test_a_table_of_tails_is_what_its_script_makes_of_the_samples(
@@ -155,7 +156,7 @@ def test_a_table_of_tails_is_what_its_script_makes_of_the_samples(
     assert latency_table.tables(tmp_path) == (kept / f"{text}.txt").read_text()
 
 
-# All latencies of these are kept; of two others every eighth.
+# All latencies of these are kept; of another every eighth, of yet another none.
 @pytest.mark.parametrize(
     "name",
     [
@@ -164,6 +165,7 @@ def test_a_table_of_tails_is_what_its_script_makes_of_the_samples(
         "encoder-h200-inductor",
         "resnet50-h200-all",
         "resnet50-mps-h200",
+        "resnet50-mps-h200-again",
         "encoder-fp32-h200",
         "resnet50-fp32-h200",
     ],
