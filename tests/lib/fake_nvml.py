@@ -21,6 +21,7 @@ class FakeNvml:
         self.compute: Sequence[int] | None = ()
         self.through_mps: Sequence[int] | None = ()
         self.graphics: Sequence[int] | None = ()
+        self.bytes_of: dict[int, int] = {}  # of a process's memory; of others it is not told
         self.used_bytes = 500 * MIB
         self.total_bytes = 139 << 30
         self.busy: list[int] | None = [0]
@@ -38,7 +39,10 @@ class FakeNvml:
         return uuid
 
     def _processes(self, pids: Sequence[int] | None) -> list[SimpleNamespace]:
-        return [SimpleNamespace(pid=pid) for pid in self._told(pids)]
+        return [
+            SimpleNamespace(pid=pid, usedGpuMemory=self.bytes_of.get(pid))
+            for pid in self._told(pids)
+        ]
 
     def nvmlDeviceGetComputeRunningProcesses(self, _: str) -> list[SimpleNamespace]:
         return self._processes(self.compute)

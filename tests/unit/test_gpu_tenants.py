@@ -134,6 +134,14 @@ def test_an_nvml_that_tells_nothing_leaves_everything_unknown(
     assert gpu_tenants.conditions(UUID, lambda: OWN) == Conditions(neighbours=1)
 
 
+def test_the_memory_of_a_client_of_mps_counts_once(nvml: FakeNvml) -> None:
+    nvml.compute, nvml.through_mps = [7, 8, 9], [8, 9]
+    nvml.bytes_of = {7: GIB, 8: 2 * GIB}
+    assert gpus.process_bytes(UUID) == {7: GIB, 8: 2 * GIB}
+    nvml.compute = None  # as in some containers
+    assert gpus.process_bytes(UUID) == {8: 2 * GIB}
+
+
 def test_the_runner_of_a_whole_gpu_is_no_stranger_to_it(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,11 @@ for number in (16, 38):
 _ASK_SECS = 30.0
 
 _NVML_CLOCK_SM, _NVML_TEMPERATURE_GPU = 1, 0  # nvml.h: nvmlClockType_t, nvmlTemperatureSensors_t
+# NVML's lists of processes that compute.
+_COMPUTE = (
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
+)
 _COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
 
 
@@ -281,11 +286,7 @@ def gpu_state(gpu_uuid: str, *, samples: int = 0) -> GpuState:
         reasons = ask_gpu(gpu_uuid, "nvmlDeviceGetCurrentClocksThrottleReasons")
     persistent = ask_gpu(gpu_uuid, "nvmlDeviceGetPersistenceMode")
     return GpuState(
-        pids=_pids(
-            gpu_uuid,
-            "nvmlDeviceGetComputeRunningProcesses",
-            "nvmlDeviceGetMPSComputeRunningProcesses",
-        ),
+        pids=_pids(gpu_uuid, *_COMPUTE),
         graphics_pids=_pids(gpu_uuid, "nvmlDeviceGetGraphicsRunningProcesses"),
         mem_used_bytes=memory.used if memory else None,
         mem_bytes=memory.total if memory else None,
@@ -304,6 +305,19 @@ def busy_pct(gpu_uuid: str, *, samples: int = 1) -> int | None:
         if (rates := ask_gpu(gpu_uuid, "nvmlDeviceGetUtilizationRates")) is not None:
             found.append(int(rates.gpu))
     return max(found, default=None)
+
+
+def process_bytes(gpu_uuid: str) -> dict[int, int]:
+    """Return the memory of each process that computes on a GPU and of which NVML tells it, by pid.
+
+    A client of MPS is in two of its lists, with all of its memory in each.
+    """
+    found: dict[int, int] = {}
+    for function in _COMPUTE:
+        for process in ask_gpu(gpu_uuid, function) or ():
+            if process.usedGpuMemory:
+                found[process.pid] = max(found.get(process.pid, 0), int(process.usedGpuMemory))
+    return found
 
 
 def _pids(gpu_uuid: str, *functions: str) -> tuple[int, ...] | None:

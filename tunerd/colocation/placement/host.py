@@ -25,10 +25,6 @@ from tunerd.system.spawn import python_path
 _MARK = "TUNERD_PLACED"  # in the environment of a job and of all that it starts
 _TAIL_BYTES = 4096
 _CLOSE_SECS = 2 * STOP_SECS + 10.0
-_GPU_PROCESSES = (
-    "nvmlDeviceGetComputeRunningProcesses",
-    "nvmlDeviceGetMPSComputeRunningProcesses",
-)
 
 
 @dataclass(frozen=True)
@@ -205,13 +201,12 @@ def _tail(log: Path) -> str:
 
 def _gpu_bytes(uuid: str, mark: str) -> int | None:
     """Return what the processes with a mark hold of a GPU; None where NVML does not say."""
-    total, is_known = 0, False
-    for function in _GPU_PROCESSES:
-        for process in gpus.ask_gpu(uuid, function) or ():
-            own = ProcessId.of(process.pid)
-            if own is not None and process.usedGpuMemory and has_variable(own, _MARK, mark):
-                total, is_known = total + int(process.usedGpuMemory), True
-    return total if is_known else None
+    found = [
+        size
+        for pid, size in gpus.process_bytes(uuid).items()
+        if (own := ProcessId.of(pid)) is not None and has_variable(own, _MARK, mark)
+    ]
+    return sum(found) if found else None
 
 
 def _on_cores(running: _Running) -> Seen:
