@@ -44,7 +44,7 @@ def settings(pct):
 with SharedResources(plan.read(settings(50))) as shared:
     for pct in (50, 25):
         run.search(settings(pct), QuietProgress(), shared=shared)
-        cluster = shared._cluster
+        cluster = shared._private._cluster
         tuners = {name: handle._actor_id.hex() for name, handle in cluster._tuners.items()}
         print(json.dumps({"cluster": id(cluster), "tuners": tuners, "left": [*cluster.slice_ids]}))
     shared.end_cluster()
@@ -74,6 +74,54 @@ def test_sessions_share_ray_and_its_tuners_and_leave_no_slice(tmp_path: Path) ->
             trials[pct] = sum(store.counts().values())
             assert {p.sm_count for p in store.proofs()} == {pct}
     assert trials[50] == trials[25] > 8  # and the defaults
+
+
+# Two sizes of a model; prints how often Ray was started, and the tuners of each run.
+SIZES = """
+import json, sys
+import tunerd
+from tunerd.runs import shared
+
+clusters, tuners = [], []
+
+class Seen(shared.Cluster):
+    def __init__(self, **given):
+        super().__init__(**given)
+        clusters.append(self)
+
+    def end_session(self):
+        tuners.append(sorted(handle._actor_id.hex() for handle in self._tuners.values()))
+        super().end_session()
+
+shared.Cluster = Seen
+run = tunerd.tune_sizes(
+    sys.argv[1], out=sys.argv[2], cpu_pct=50, batch=(1, 2), trials=4, tuners=1, slices=1,
+    no_wait=True,
+)
+up = clusters[0]._connection.is_up
+print(json.dumps({"clusters": len(clusters), "tuners": tuners, "up": up}))
+"""
+
+
+@pytest.mark.slow
+def test_sizes_of_a_model_share_ray_and_its_tuners(tmp_path: Path) -> None:
+    onnx.save(conv_net(), tmp_path / "net.onnx")
+    with short_folder() as runtime:
+        ended = subprocess.run(
+            [sys.executable, "-c", SIZES, str(tmp_path / "net.onnx"), str(tmp_path / "run")],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": PYTHON_PATH, "TUNERD_RUNTIME_FOLDER": str(runtime)},
+        )
+    assert ended.returncode == 0, ended.stderr
+    said = json.loads(ended.stdout.splitlines()[-1])
+    assert said["clusters"] == 1
+    first, second = said["tuners"]
+    assert first == second != []
+    assert not said["up"]
+    for size in ("batch1", "batch2"):
+        with Store.read(tmp_path / "run" / "sizes" / size) as store:
+            assert sum(store.counts().values()) >= 4
 
 
 def test_a_model_is_lowered_once_for_each_target(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -77,9 +78,11 @@ def carry_out_sizes(settings: TuneSettings, progress: Progress) -> SizedRun:
     """Tune as settings say that list several sizes; raises as `tune_sizes` does."""
     from tunerd.report.html import write_page
     from tunerd.report.sizes_page import sizes_page
+    from tunerd.runs.shared import SharedCluster
     from tunerd.studies.sizes import carry_out_each, pack
 
-    runs = carry_out_each(settings, progress, carry_out)
+    with SharedCluster() as private:  # a size is often seconds of search
+        runs = carry_out_each(settings, progress, functools.partial(carry_out, private=private))
     for run in runs:
         _ = run.verdict  # a wrong one is in no artifact
     found = SizedRun(settings.out, settings.sizes, runs, pack(settings))

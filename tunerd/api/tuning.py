@@ -20,6 +20,7 @@ from tunerd.telemetry.progress import Progress, ProgressState, QuietProgress
 if TYPE_CHECKING:
     from tunerd.frontend.given import Given
     from tunerd.runs.plan import RunPlan
+    from tunerd.runs.shared import SharedCluster
     from tunerd.settings import TuneSettings
     from tunerd.studies.profile.auto import Choice
     from tunerd.vocabulary import Graph
@@ -261,28 +262,36 @@ def _require_one_size(settings: TuneSettings) -> None:
         )
 
 
-def carry_out(settings: TuneSettings, progress: Progress, planned: RunPlan | None = None) -> Run:
+def carry_out(
+    settings: TuneSettings,
+    progress: Progress,
+    planned: RunPlan | None = None,
+    *,
+    private: SharedCluster | None = None,
+) -> Run:
     """Tune as settings say, whose share is known, and write the report; raises as `tune` does.
 
     A model that is wrong is returned, and its `verdict` raises.
 
     Args:
         planned: for the settings, earlier.
+        private: a cluster that further calls may use, too; not for what was planned.
     """
     from tunerd.report.page import write_report
     from tunerd.runs import run as runs
 
-    require_no_ray()
+    if private is None or not private.is_up:
+        require_no_ray()
     if planned is None:
         settings = _beside_serving(settings, progress.warn)
-        outcome = runs.tune(settings, progress, write_report=write_report)
+        outcome = runs.tune(settings, progress, private=private, write_report=write_report)
     else:
         outcome = runs.execute(planned, progress, write_report=write_report)
     if settings.precision_from == "auto":
         from tunerd.studies.precision import fall_back
 
         if (other := fall_back(settings, outcome, progress.warn)) is not None:
-            return carry_out(other, progress)
+            return carry_out(other, progress, private=private)
     run = open_run(settings.out)
     return replace(run, view=replace(run.view, outcome=outcome))
 

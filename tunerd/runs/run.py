@@ -32,7 +32,7 @@ from tunerd.runs.folder import RunFolder
 from tunerd.runs.loop import SearchLoop
 from tunerd.runs.plan import RunPlan, plan_run, read
 from tunerd.runs.progress import RunProgress
-from tunerd.runs.shared import SharedResources, run_name
+from tunerd.runs.shared import SharedCluster, SharedResources, run_name
 from tunerd.runs.team_store import obtained_in, team_store
 from tunerd.runs.timekeeping import Timekeeper
 from tunerd.settings import TuneSettings
@@ -79,18 +79,20 @@ def tune(
     progress: Progress,
     *,
     shared: SharedResources | None = None,
+    private: SharedCluster | None = None,
     write_report: WriteReport | None = None,
 ) -> Outcome:
     """Tune a model as `settings` say and return how it ended; the run folder keeps everything.
 
     Args:
         shared: of the settings' model, by other sessions of this process.
+        private: a cluster for runs of other models, too; not for those of an address.
         write_report: writes the run's page, while the run still holds its folder.
 
     Raises TunerdError for what people can mend. Interrupted (Ctrl-C or SIGTERM, once) comes after
     what was under way has been measured and stored: the same call goes on from there.
     """
-    with _opened(settings, progress, shared) as run:
+    with _opened(settings, progress, shared, private=private) as run:
         return run.tune(write_report)
 
 
@@ -128,6 +130,7 @@ def _opened(
     *,
     selection: Selection | None = None,
     planned: RunPlan | None = None,
+    private: SharedCluster | None = None,
 ) -> Iterator[Run]:
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -143,8 +146,11 @@ def _opened(
         elif settings.address is None:  # what this machine cannot do is said before Ray starts
             # TVM is imported there while the host and the model are read here.
             lowerer = stack.enter_context(Lowerer())
-            planned = planned or plan_run(settings, selection=selection)
-            shared = SharedResources(planned.model, lowerer)
+            is_beside_own = private is not None and private.is_up
+            planned = planned or plan_run(
+                settings, selection=selection, is_beside_own=is_beside_own
+            )
+            shared = SharedResources(planned.model, lowerer, private=private)
         else:
             lowerer = stack.enter_context(Lowerer())
             model = read(settings) if planned is None else planned.model
