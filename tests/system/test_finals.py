@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,12 +24,14 @@ from tunerd.cluster.tuner import Tuner
 from tunerd.errors import InfrastructureError, Interrupted
 from tunerd.frontend.kernels import kernels_of
 from tunerd.records.outcome import outcome_from_json
+from tunerd.runs.finals import finals
 from tunerd.runs.finals.allowance import Allowance
 from tunerd.runs.finals.finals import Ending, finish
 from tunerd.runs.finals.quiet_slice import STEP_SECS, Finals, Patience, QuietSlice
 from tunerd.runs.folder import RunFolder
 from tunerd.runs.plan import plan_run
 from tunerd.settings import TuneSettings
+from tunerd.system.targets import cuda_target
 from tunerd.vocabulary import (
     Arrays,
     Build,
@@ -151,6 +154,31 @@ def sleeping(ending: Ending, sleep: Callable[[float], None]) -> Ending:
 def left(ending: Ending) -> list[str]:
     root = ending.folder.paths.root
     return sorted(p.name for p in root.iterdir() if p.name.startswith(("artifact", "trials")))
+
+
+@pytest.mark.parametrize("is_cuda", [False, True])
+def test_default_models_of_a_gpu_are_compiled_while_winners_are_chosen(
+    ending: Ending, monkeypatch: pytest.MonkeyPatch, is_cuda: bool
+) -> None:
+    """On CPUs finalists are timed on the cores that compile."""
+    compiled, has_compiled = [], threading.Event()
+
+    def note(_: Ending, outcomes: Sequence[Any], folder: Path, **__: Any) -> None:
+        compiled.append((folder.name, len(outcomes)))
+        has_compiled.set()
+
+    def choose(*_: Any, **__: Any) -> Any:
+        if is_cuda:
+            assert has_compiled.wait(60)
+        raise Interrupted("stopped on request")
+
+    monkeypatch.setattr(finals, "_compile", note)
+    monkeypatch.setattr(finals, "choose_winners", choose)
+    target = cuda_target("9.0") if is_cuda else ending.plan.layout.target
+    plan = replace(ending.plan, layout=replace(ending.plan.layout, target=target))
+    with pytest.raises(Interrupted):
+        finish(replace(ending, plan=plan))
+    assert compiled == ([("default", 0)] if is_cuda else [])
 
 
 def test_a_model_that_is_right_and_faster_becomes_the_artifact(ending: Ending) -> None:

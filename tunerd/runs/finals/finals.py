@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -103,23 +103,26 @@ def finish(ending: Ending) -> Outcome:
     """Choose the winners, compile, verify and time the model; store and return the outcome."""
     ending.enter(Phase.FINALS)
     quiet = _with_neighbours(ending.quiet)
-    outcomes = choose_winners(
-        ending.kernels.tasks,
-        ending.folder.store,
-        quiet,
-        say=ending.say,
-        unsearched=ending.unsearched,
-        built=ending.built,
-        libraries=ending.plan.settings.libraries,
-        allowance=ending.allowance,
-    )
-    ending.enter(Phase.MODEL)
     # Nothing becomes the artifact before it is verified. Each folder is compiled once: a runner
     # keeps the models that it has loaded, by their paths.
     trials = ending.folder.paths.root.resolve() / "trials"  # a runner works in another folder
     try:
-        with Objects() as objects:
-            outcomes, trial = _compared(ending, quiet, trials, outcomes, objects)
+        with Objects() as objects, ThreadPoolExecutor() as pool:
+            compiling = _Compiling(ending, trials, objects, pool)
+            if ending.plan.layout.target.is_cuda:  # whose kernels are timed on no core
+                compiling.begin()
+            outcomes = choose_winners(
+                ending.kernels.tasks,
+                ending.folder.store,
+                quiet,
+                say=ending.say,
+                unsearched=ending.unsearched,
+                built=ending.built,
+                libraries=ending.plan.settings.libraries,
+                allowance=ending.allowance,
+            )
+            ending.enter(Phase.MODEL)
+            outcomes, trial = _compared(ending, quiet, compiling, outcomes)
         outcome = _kept(ending, outcomes, trial)
         if outcome.verification.verdict is not Verdict.WRONG:
             outcome = _beside_onnxruntime(ending, quiet, outcome)
@@ -130,29 +133,53 @@ def finish(ending: Ending) -> Outcome:
         shutil.rmtree(trials, ignore_errors=True)
 
 
+class _Compiling:
+    """The models of a run's end, of which the default ones need no winners.
+
+    So they may be compiled while these are chosen, and in any case beside the tuned one: most of it
+    holds no lock of Python's.
+    """
+
+    def __init__(
+        self, ending: Ending, trials: Path, objects: Objects, pool: ThreadPoolExecutor
+    ) -> None:
+        self.trials = trials
+        self._compiled = functools.partial(_compile, ending, objects=objects)
+        self._is_alone = ending.tenants is not None
+        self._pool = pool
+        self._defaults: list[Future[None]] = []
+
+    def begin(self) -> None:
+        """Begin with the default models, unless they have begun."""
+        if self._defaults:
+            return
+        self._defaults.append(self._pool.submit(self._compiled, (), self.trials / "default"))
+        if self._is_alone:
+            alone = self._pool.submit(self._compiled, (), self.trials / _ALONE, is_alone=True)
+            self._defaults.append(alone)
+
+    def tuned(self, outcomes: Sequence[TaskOutcome], name: str) -> Path:
+        """Compile a model with winners, wait for all, and return its folder."""
+        self.begin()
+        self._compiled(outcomes, self.trials / name)
+        for default in self._defaults:
+            default.result()
+        return self.trials / name
+
+
 def _compared(
     ending: Ending,
     quiet: QuietSlice,
-    trials: Path,
+    compiling: _Compiling,
     outcomes: tuple[TaskOutcome, ...],
-    objects: Objects,
 ) -> tuple[tuple[TaskOutcome, ...], _Trial]:
     """Compile the model and try it beside its default; without winners where it is slower."""
-    compiled = functools.partial(_compile, ending, objects=objects)
     ending.say("compiling the model, with its default schedules and with the tuned ones")
-    with ThreadPoolExecutor() as pool:  # at once: most of it holds no lock of Python's
-        others = [pool.submit(compiled, (), trials / "default")]
-        if ending.tenants is not None:
-            others.append(pool.submit(compiled, (), trials / _ALONE, is_alone=True))
-        compiled(outcomes, trials / "tuned")
-        for other in others:
-            other.result()
-    trial = _try(ending, quiet, trials / "tuned", outcomes)
+    trial = _try(ending, quiet, compiling.tuned(outcomes, "tuned"), outcomes)
     if trial.comparison.verdict is Verdict.SLOWER and any(o.is_tuned for o in outcomes):
         outcomes = tuple(_stay(o, "the whole model is slower with it") for o in outcomes)
         ending.say("compiling the model with the default schedules instead")
-        compiled(outcomes, trials / "untuned")
-        trial = _try(ending, quiet, trials / "untuned", outcomes)
+        trial = _try(ending, quiet, compiling.tuned(outcomes, "untuned"), outcomes)
     return outcomes, trial
 
 
