@@ -227,15 +227,21 @@ def test_sums_of_rows_leave_copies_and_products_as_they_are(
     tasks = extract_tasks(lower(exported(plain, tmp_path, "fp16"), CUDA), CUDA, precision="fp16")
     shapes = [(BATCH, TOKENS, WIDTH), (WIDTH, 4 * WIDTH)]
     product = next(t for t in tasks if [a.shape for a in t.args[:2]] == shapes)
-    for task in (product, norm_task(exported(norm_first, tmp_path, "fp16"))):
+    normed = norm_task(exported(norm_first, tmp_path, "fp16"))
+    for task, is_ahead in ((product, 0), (normed, 0), (normed, 1)):
         ((name, template),) = templates_of(task).items()  # type: ignore[union-attr]
         cut = next(
-            c for c in template.tiles() if (c.rows, c.columns, c.depth, c.splits) == (64, 64, 32, 1)
+            c
+            for c in template.tiles()
+            if (c.rows, c.columns, c.depth, c.splits) == (64, 64, 32, 1)
+            and getattr(c, "is_ahead", 0) == is_ahead
         )
         lowered(task, template, Recipe(name, cut))
-    one, other = map(accesses, ptx)
-    assert [n for n in one if "wgmma" in n]
-    assert all(one[n] == other[n] for n in one if "copy" in n or "wgmma" in n)
+    plain, inside, sums, ahead = map(accesses, ptx)
+    assert [n for n in plain if "wgmma" in n]
+    for other in (inside, ahead):
+        assert all(plain[n] == other[n] for n in plain if "copy" in n or "wgmma" in n)
+    assert [n for n in sums if n.startswith("ld.global") and ".v4" in n], sums  # 16 bytes at a time
 
 
 SUMMED = """
