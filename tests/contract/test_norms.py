@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
+import multiprocessing
 import random
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from tests.contract.test_attention import TOKENS, WIDTH, Builder, of_torchvision
 from tests.contract.test_cuda_build import needs_nvrtc
 from tests.contract.test_triton import require_agreement
 from tests.contract.test_triton_tenants import accesses, compiled_ptx, require_equal_bits
+from tests.lib.build_fixtures import built
 from tests.lib.lowered import CUDA, LLVM, load, operators, run
 from tests.lib.models import floats, model
 from tunerd.builder.build import build_candidate
@@ -27,6 +30,7 @@ from tunerd.candidates.triton.summed import SummedTile
 from tunerd.frontend.onnx.reference import Reference
 from tunerd.frontend.relax.lowering import lower
 from tunerd.frontend.tasks import extract_tasks
+from tunerd.slices import plan
 from tunerd.system.arrays import random_inputs
 from tunerd.vocabulary import (
     METASCHEDULE,
@@ -34,9 +38,9 @@ from tunerd.vocabulary import (
     Build,
     Candidate,
     Model,
+    SliceRequest,
     TargetSpec,
     Task,
-    candidate_id,
     default_candidate,
 )
 
@@ -50,7 +54,7 @@ def exported(form: Form, tmp_path: Path, precision: str, batch: int = BATCH) -> 
     inputs = {"x": (batch, TOKENS, WIDTH)}
     proto = model(b.nodes, inputs=inputs, outputs={out: None}, weights=b.weights, opset=18)
     loaded = load(tmp_path, onnx.shape_inference.infer_shapes(proto))
-    return dataclasses.replace(loaded, precision=precision)
+    return replace(loaded, precision=precision)
 
 
 def norm(b: Builder, x: str, depth: int = WIDTH, **scales: float) -> str:
@@ -209,11 +213,8 @@ def test_a_candidate_of_two_kernels_is_built_for_one_model_and_for_several(tmp_p
     _, _, ahead = ways_of(task)
     recipe = Recipe("summed", ahead[0]).text
     for own in (task, task.for_tenants(2)):
-        name = candidate_id(own.task_id, recipe, source=TRITON)
-        candidate = Candidate(own.task_id, name, TRITON, recipe)
-        built = build_candidate(own, candidate)
-        assert isinstance(built, Build), built
-        assert [each.name for each in built.scratch] == ["counters", "workspace"]
+        made = build_candidate(own, Candidate.of_recipe(own.task_id, recipe, source=TRITON))
+        assert [each.name for each in built(made).scratch] == ["counters", "workspace"]
 
 
 def test_sums_of_rows_leave_copies_and_products_as_they_are(
@@ -277,7 +278,40 @@ def test_the_other_sources_compute_it_too(tmp_path: Path) -> None:
     proposed = search.propose(task, 2)
     assert proposed.candidates, proposed.message
     for candidate in (default_candidate(task), *proposed.candidates):
-        built = build_candidate(task, candidate, lowered=search.lowered(candidate))
-        assert isinstance(built, Build), built
+        built(build_candidate(task, candidate, lowered=search.lowered(candidate)))
     several = task.for_tenants(2)
     assert isinstance(build_candidate(several, default_candidate(several)), Build)
+
+
+# --- on a GPU ----------------------------------------------------------------------------------
+
+
+def disagreements(folder: Path, target: TargetSpec) -> list[str]:
+    """Say how kernels with a norm in them differ from the default on this process's GPU."""
+    from tunerd.runner.agreement import disagreement
+    from tunerd.runner.cuda_device import CudaDevice
+
+    load_tvm()
+    device, found = CudaDevice(), []
+    for form in (norm_first, norm_of_many):
+        task = replace(norm_task(exported(form, folder, "fp16")), target=target)
+        _, inside, ahead = ways_of(task)
+        reference = built(build_candidate(task, default_candidate(task)))
+        draw = random.Random(0)
+        cuts = [draw.choice(inside), draw.choice(ahead)]
+        cuts += [draw.choice(split) for split in [[c for c in ahead if c.splits > 1]] if split]
+        for cut in cuts:
+            recipe = Recipe("summed", cut).text
+            candidate = Candidate.of_recipe(task.task_id, recipe, source=TRITON)
+            failure = disagreement(device, reference, built(build_candidate(task, candidate)))
+            found += [f"{form.__name__}, {recipe}: {failure.message}"] if failure else []
+    return found
+
+
+@pytest.mark.gpu
+def test_norms_in_products_compute_what_the_default_computes(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    target = plan(SliceRequest("whole", 100)).target
+    spawning = multiprocessing.get_context("spawn")  # nothing of ours may stay on a GPU
+    with ProcessPoolExecutor(1, spawning) as process:
+        assert process.submit(disagreements, tmp_path, target).result() == []
