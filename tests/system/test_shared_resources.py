@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import onnx
 import pytest
@@ -20,7 +22,8 @@ from tunerd.errors import InfrastructureError
 from tunerd.frontend.kernels import Selection
 from tunerd.frontend.model import read_model
 from tunerd.records import Store
-from tunerd.runs.shared import SharedResources
+from tunerd.runs import shared
+from tunerd.runs.shared import SharedCluster, SharedResources
 from tunerd.settings import TuneSettings
 from tunerd.studies.matrix.building import build_all
 from tunerd.studies.matrix.folder import opened
@@ -104,6 +107,7 @@ print(json.dumps({"clusters": len(clusters), "tuners": tuners, "up": up}))
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_sizes_of_a_model_share_ray_and_its_tuners(tmp_path: Path) -> None:
     onnx.save(conv_net(), tmp_path / "net.onnx")
     with short_folder() as runtime:
@@ -124,46 +128,89 @@ def test_sizes_of_a_model_share_ray_and_its_tuners(tmp_path: Path) -> None:
             assert sum(store.counts().values()) >= 4
 
 
+class Started:
+    """Stands for a cluster that notes what becomes of it."""
+
+    said: ClassVar[list[str]] = []
+
+    def __init__(self, *, run: str, **_: Any) -> None:
+        self.said.append(f"start {run}")
+
+    def end_session(self) -> None:
+        self.said.append("session")
+
+    def __enter__(self) -> Started:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.said.append("end")
+
+
+def test_runs_of_several_models_share_a_cluster_and_one_that_has_none_starts_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "Cluster", Started)
+    monkeypatch.setattr(Started, "said", [])
+    layout: Any = SimpleNamespace(slices=())
+    models: list[Any] = [SimpleNamespace(name=name) for name in ("one", "two")]
+    with SharedCluster() as private:
+        lent = []
+        for model in models:
+            assert private.is_up == bool(lent)
+            resources = SharedResources(model, private=private)
+            with resources, resources.cluster(layout, logs=tmp_path) as cluster:
+                lent.append(cluster)
+        assert lent[0] is lent[1]
+        first, *rest = Started.said
+        assert first.startswith("start one-")
+        assert rest == ["session", "session"]
+    assert Started.said[-1] == "end"
+    own = SharedResources(models[1])
+    with own, own.cluster(layout, logs=tmp_path):
+        assert Started.said[-1].startswith("start two-")
+    assert Started.said[-1] == "end"
+
+
 def test_a_model_is_lowered_once_for_each_target(tmp_path: Path) -> None:
     onnx.save(conv_net(), tmp_path / "net.onnx")
-    shared = SharedResources(read_model(tmp_path / "net.onnx"))
+    resources = SharedResources(read_model(tmp_path / "net.onnx"))
     target = targets.cpu_target_json(1)
-    kernels = shared.kernels(target)
-    assert shared.kernels(target) is kernels
+    kernels = resources.kernels(target)
+    assert resources.kernels(target) is kernels
     chosen = Selection((kernels.tasks[0].task_id,), 8)
-    assert chosen.among(shared.lower(target).result().tasks) == kernels.tasks[:1]
+    assert chosen.among(resources.lower(target).result().tasks) == kernels.tasks[:1]
 
 
 def test_a_model_whose_lowering_was_ended_is_lowered_once_more(tmp_path: Path) -> None:
     onnx.save(conv_net(), tmp_path / "net.onnx")
-    shared = SharedResources(read_model(tmp_path / "net.onnx"))
+    resources = SharedResources(read_model(tmp_path / "net.onnx"))
     target = targets.cpu_target_json(1)
-    ended = shared.lower(target)
+    ended = resources.lower(target)
     os.kill(ended.pid, signal.SIGKILL)
     with pytest.raises(InfrastructureError, match="SIGKILL"):
         ended.result()
-    assert shared.kernels(target).tasks
+    assert resources.kernels(target).tasks
 
 
 def test_what_a_session_has_built_is_lent_for_its_target_and_kept_by_a_matrix(
     tmp_path: Path,
 ) -> None:
     onnx.save(conv_net(), tmp_path / "net.onnx")
-    shared = SharedResources(read_model(tmp_path / "net.onnx"))
+    resources = SharedResources(read_model(tmp_path / "net.onnx"))
     one_core, two_cores = (TargetSpec("llvm", f'{{"num-cores":{n}}}') for n in (1, 2))
     candidate = Candidate("t", "c" * 16, METASCHEDULE)
     library = b"\x7fELF"
     digest = hashlib.sha256(library).hexdigest()
     build = Build(candidate, library, digest, 0.1, (), (), "llvm")
-    shared.keep(one_core, [build])
-    assert shared.build_of(one_core, candidate) == build
-    assert shared.build_of(two_cores, candidate) is None
+    resources.keep(one_core, [build])
+    assert resources.build_of(one_core, candidate) == build
+    assert resources.build_of(two_cores, candidate) is None
     base = TuneSettings(
         model=tmp_path / "net.onnx", out=tmp_path / "m", slice_kind="cpu", cpu_pct=50
     )
     with opened(tmp_path / "m", {}) as kept:
         said: list[str] = []
-        found = build_all([candidate], kept, one_core, base, shared, said.append)
+        found = build_all([candidate], kept, one_core, base, resources, said.append)
         assert found == {candidate.candidate_id: build}
         assert kept.build_of(candidate) == build
         assert not said  # no tuner was asked
