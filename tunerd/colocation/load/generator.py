@@ -29,8 +29,7 @@ from tunerd.vocabulary import Arrays
 
 TRIM = 0.1  # of the duration, at either end
 _LEAD_SECS = 0.1  # before the first request, for every thread to be ready
-_AWAKE_SECS, _MOST_AWAKE_SECS = 2e-4, 2e-3  # by which a sender's sleep ends before its time
-_KEPT = 0.99  # of that, from one sleep to the next
+_AWAKE_SECS = 2e-4  # a sleep may take so much longer
 _LOOK_SECS = 1e-3  # whether the last answers are there
 
 DONE, REFUSED, DROPPED, FAILED = "done", "refused", "dropped", "failed"
@@ -182,9 +181,8 @@ def _send_open(
     engine: Engine, arrivals: Sequence[Arrival], log: _Log, ended: threading.Event
 ) -> None:
     sleep_exactly()
-    alarm = Alarm()
     for arrival in arrivals:
-        alarm.wait_until(log.start_at + arrival.at_secs)
+        _wait_until(log.start_at + arrival.at_secs)
         if ended.is_set():
             return
         log.send(engine, arrival)
@@ -205,7 +203,7 @@ def _send_closed(
     free: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
     for client in clients:
         free.put(client)
-    Alarm().wait_until(log.start_at)
+    _wait_until(log.start_at)
     left = len(clients)
     while left:
         client = free.get()
@@ -217,26 +215,10 @@ def _send_closed(
             log.send(engine, Arrival(now, *client), functools.partial(free.put, client))
 
 
-class Alarm:
-    """Has a thread go on at moments, by sleeps that end before them.
-
-    In a virtual machine a sleep may take a millisecond longer than it should, and a request would
-    come that late, as if the engine had kept it. So a sleep ends the earlier, the longer those
-    before it took, and for the last of the time the thread lets others have their turns.
-    """
-
-    def __init__(self) -> None:
-        self._awake_secs = _AWAKE_SECS
-
-    def wait_until(self, at: float) -> None:
-        """Return at a moment of time.monotonic(), or at once where it is over."""
-        while (wait_secs := at - (now := time.monotonic())) > 0:
-            asleep_secs = max(0.0, wait_secs - self._awake_secs)
-            time.sleep(asleep_secs)
-            if asleep_secs:
-                late_secs = time.monotonic() - now - asleep_secs
-                usual_secs = max(_AWAKE_SECS, _KEPT * self._awake_secs)
-                self._awake_secs = min(_MOST_AWAKE_SECS, max(usual_secs, late_secs))
+def _wait_until(at: float) -> None:
+    """Sleep, and let others have their turn without sleeping for the last of it."""
+    while (wait_secs := at - time.monotonic()) > 0:
+        time.sleep(max(0.0, wait_secs - _AWAKE_SECS))
 
 
 def _end_of(answered: Future[Arrays]) -> str:
