@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import multiprocessing
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.lib.build_fixtures import LLVM, named, task_of
+from tests.lib.on_a_gpu import in_own_process
 from tunerd.runner.arguments import MAX_COPIES, Arguments, copies_of
 from tunerd.slices import plan
 from tunerd.system.arrays import dtype_of
@@ -192,7 +191,4 @@ def doubled(target: TargetSpec, copies: int) -> list[float]:
 @pytest.mark.parametrize("kind", ["llvm", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_kernel_reads_the_copy_that_its_call_names(kind: str) -> None:
     target = LLVM if kind == "llvm" else plan(SliceRequest("whole", 100)).target
-    spawning = multiprocessing.get_context("spawn")  # nothing of ours may stay on a GPU
-    with ProcessPoolExecutor(1, spawning) as process:
-        found = process.submit(doubled, target, 8).result()
-    assert found == [2.0 * i for i in range(8)]
+    assert in_own_process(doubled, target, 8) == [2.0 * i for i in range(8)]

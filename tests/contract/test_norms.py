@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from tests.contract.test_triton_tenants import accesses, compiled_ptx, require_e
 from tests.lib.build_fixtures import built
 from tests.lib.lowered import CUDA, LLVM, load, operators, run
 from tests.lib.models import floats, model
+from tests.lib.on_a_gpu import disagreements, in_own_process
 from tunerd.builder.build import build_candidate
 from tunerd.builder.library import load_tvm
 from tunerd.candidates import registry
@@ -192,6 +191,10 @@ def ways_of(task: Task) -> tuple[Template, list[SummedTile], list[SummedTile]]:
     return found["summed"], inside, ahead
 
 
+def candidate_of(task: Task, cut: SummedTile) -> Candidate:
+    return Candidate.of_recipe(task.task_id, Recipe("summed", cut).text, source=TRITON)
+
+
 def test_the_first_candidates_have_both_ways_to_sum(tmp_path: Path) -> None:
     task = norm_task(exported(norm_first, tmp_path, "fp16"))
     search = registry.SOURCES[TRITON].search(SearchSettings(seed=0, threads=1, sms=52))
@@ -211,9 +214,8 @@ def test_a_candidate_of_two_kernels_is_built_for_one_model_and_for_several(tmp_p
     pytest.importorskip("triton")
     task = norm_task(exported(norm_first, tmp_path, "fp16"))
     _, _, ahead = ways_of(task)
-    recipe = Recipe("summed", ahead[0]).text
     for own in (task, task.for_tenants(2)):
-        made = build_candidate(own, Candidate.of_recipe(own.task_id, recipe, source=TRITON))
+        made = build_candidate(own, candidate_of(own, ahead[0]))
         assert [each.name for each in built(made).scratch] == ["counters", "workspace"]
 
 
@@ -286,32 +288,14 @@ def test_the_other_sources_compute_it_too(tmp_path: Path) -> None:
 # --- on a GPU ----------------------------------------------------------------------------------
 
 
-def disagreements(folder: Path, target: TargetSpec) -> list[str]:
-    """Say how kernels with a norm in them differ from the default on this process's GPU."""
-    from tunerd.runner.agreement import disagreement
-    from tunerd.runner.cuda_device import CudaDevice
-
-    load_tvm()
-    device, found = CudaDevice(), []
-    for form in (norm_first, norm_of_many):
-        task = replace(norm_task(exported(form, folder, "fp16")), target=target)
-        _, inside, ahead = ways_of(task)
-        reference = built(build_candidate(task, default_candidate(task)))
-        draw = random.Random(0)
-        cuts = [draw.choice(inside), draw.choice(ahead)]
-        cuts += [draw.choice(split) for split in [[c for c in ahead if c.splits > 1]] if split]
-        for cut in cuts:
-            recipe = Recipe("summed", cut).text
-            candidate = Candidate.of_recipe(task.task_id, recipe, source=TRITON)
-            failure = disagreement(device, reference, built(build_candidate(task, candidate)))
-            found += [f"{form.__name__}, {recipe}: {failure.message}"] if failure else []
-    return found
-
-
 @pytest.mark.gpu
 def test_norms_in_products_compute_what_the_default_computes(tmp_path: Path) -> None:
     pytest.importorskip("triton")
-    target = plan(SliceRequest("whole", 100)).target
-    spawning = multiprocessing.get_context("spawn")  # nothing of ours may stay on a GPU
-    with ProcessPoolExecutor(1, spawning) as process:
-        assert process.submit(disagreements, tmp_path, target).result() == []
+    target, draw, cases = plan(SliceRequest("whole", 100)).target, random.Random(0), []
+    for form in (norm_first, norm_of_many):
+        task = replace(norm_task(exported(form, tmp_path, "fp16")), target=target)
+        _, inside, ahead = ways_of(task)
+        split = [c for c in ahead if c.splits > 1]
+        cuts = [draw.choice(each) for each in (inside, ahead, split) if each]
+        cases.append((task, [candidate_of(task, cut) for cut in cuts]))
+    assert in_own_process(disagreements, cases) == []

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import multiprocessing
 import random
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from tests.lib.build_fixtures import WITH_VNNI, conv_task, quantized_task
 from tests.lib.coordinator_world import measured, task
+from tests.lib.on_a_gpu import in_own_process
 from tunerd.builder.build import build_candidate
 from tunerd.builder.library import load_tvm
 from tunerd.candidates import registry
@@ -129,9 +128,7 @@ def test_candidates_compute_on_a_gpu_what_the_default_computes(name: str) -> Non
     if name in (FMA, VNNI):
         pytest.skip("its instructions are a CPU's")
     target = plan(SliceRequest("whole", 100)).target
-    spawning = multiprocessing.get_context("spawn")  # nothing of ours may stay on a GPU
-    with ProcessPoolExecutor(1, spawning) as process:
-        assert process.submit(disagreements, name, target).result() == []
+    assert in_own_process(disagreements, name, target) == []
 
 
 def test_a_candidate_of_an_unknown_source_is_a_failure_of_the_build(on_cpu: Task) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from onnx import helper
 
 from tests.lib.artifact_fixtures import CUDA, model_of
 from tests.lib.build_fixtures import built
+from tests.lib.on_a_gpu import in_own_process
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.manifest import read_manifest
 from tunerd.builder.build import build_candidate
@@ -208,9 +207,7 @@ def disagreements(precision: str, target: TargetSpec) -> list[str]:
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_tensor_cores_compute_what_the_default_computes(precision: str) -> None:
     target = plan(SliceRequest("whole", 100)).target
-    spawning = multiprocessing.get_context("spawn")  # nothing of ours may stay on a GPU
-    with ProcessPoolExecutor(1, spawning) as process:
-        assert process.submit(disagreements, precision, target).result() == []
+    assert in_own_process(disagreements, precision, target) == []
 
 
 @pytest.mark.slow

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +12,8 @@ import pytest
 from tests.contract.test_triton import conv, kernels, require_agreement, task_of
 from tests.contract.test_triton_tenants import accesses, compiled_ptx, require_equal_bits
 from tests.lib import IS_NIGHTLY
-from tests.lib.build_fixtures import built
 from tests.lib.build_fixtures import task_of as task_of_tensors
-from tunerd.builder.build import build_candidate
+from tests.lib.on_a_gpu import disagreements, in_own_process
 from tunerd.builder.library import load_tvm
 from tunerd.candidates import registry
 from tunerd.candidates.base import SearchSettings
@@ -25,7 +22,7 @@ from tunerd.candidates.triton.source import Recipe, lowered, templates_of
 from tunerd.slices import plan
 from tunerd.system.targets import cuda_target
 from tunerd.testing.sources import for_gpu
-from tunerd.vocabulary import TRITON, Candidate, SliceRequest, TargetSpec, Task, default_candidate
+from tunerd.vocabulary import TRITON, Candidate, SliceRequest, TargetSpec, Task
 
 Sizes = tuple[list[Any], dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]
 
@@ -222,30 +219,22 @@ def test_images_of_groups_are_copied_by_16_bytes_to_tensor_cores(
 # --- on a GPU ----------------------------------------------------------------------------------
 
 
-def disagreements(target: TargetSpec) -> list[str]:
-    """Say how kernels of groups differ from the default on this process's GPU."""
-    from tunerd.runner.agreement import disagreement
-    from tunerd.runner.cuda_device import CudaDevice
-
-    load_tvm()
-    device, found = CudaDevice(), []
+def cases_for(target: TargetSpec) -> list[tuple[Task, list[Candidate]]]:
+    cases = []
     for case, precision in zip(ON_A_GPU, (*PRECISIONS, "fp16"), strict=True):
         task = replace(grouped_task(case, precision)[0], target=target)
-        reference = built(build_candidate(task, default_candidate(task)))
-        for cut in sample(template_of(task), 3):
-            if cut.splits > 1 and cut.fills_steps:
-                continue  # the other kinds split, and fill steps
-            recipe = Recipe("grouped", cut).text
-            candidate = Candidate.of_recipe(task.task_id, recipe, source=TRITON)
-            failure = disagreement(device, reference, built(build_candidate(task, candidate)))
-            found += [f"{case}, {recipe}: {failure.message}"] if failure else []
-    return found
+        # The other kinds split, and fill steps.
+        cuts = [c for c in sample(template_of(task), 3) if not (c.splits > 1 and c.fills_steps)]
+        cases.append((task, [candidate_of(task, cut) for cut in cuts]))
+    return cases
+
+
+def candidate_of(task: Task, cut: GroupedTile) -> Candidate:
+    return Candidate.of_recipe(task.task_id, Recipe("grouped", cut).text, source=TRITON)
 
 
 @pytest.mark.gpu
 def test_groups_on_tensor_cores_compute_what_the_default_computes() -> None:
     pytest.importorskip("triton")
-    target = plan(SliceRequest("whole", 100)).target
-    spawning = multiprocessing.get_context("spawn")  # nothing of ours may stay on a GPU
-    with ProcessPoolExecutor(1, spawning) as process:
-        assert process.submit(disagreements, target).result() == []
+    cases = cases_for(plan(SliceRequest("whole", 100)).target)
+    assert in_own_process(disagreements, cases) == []

@@ -55,19 +55,24 @@ with SharedResources(plan.read(settings(50))) as shared:
 """
 
 
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_sessions_share_ray_and_its_tuners_and_leave_no_slice(tmp_path: Path) -> None:
-    onnx.save(conv_net(), tmp_path / "net.onnx")
+def printed(script: str, *given: Path) -> list[str]:
+    """Return the lines that a script prints in a process of its own."""
     with short_folder() as runtime:
         ended = subprocess.run(
-            [sys.executable, "-c", TWO, str(tmp_path / "net.onnx"), str(tmp_path)],
+            [sys.executable, "-c", script, *map(str, given)],
             capture_output=True,
             text=True,
             env={**os.environ, "PYTHONPATH": PYTHON_PATH, "TUNERD_RUNTIME_FOLDER": str(runtime)},
         )
     assert ended.returncode == 0, ended.stderr
-    first, second, is_up = map(json.loads, ended.stdout.splitlines())
+    return ended.stdout.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_sessions_share_ray_and_its_tuners_and_leave_no_slice(tmp_path: Path) -> None:
+    onnx.save(conv_net(), tmp_path / "net.onnx")
+    first, second, is_up = map(json.loads, printed(TWO, tmp_path / "net.onnx", tmp_path))
     assert first == second
     assert first["left"] == []
     assert not is_up
@@ -110,15 +115,7 @@ print(json.dumps({"clusters": len(clusters), "tuners": tuners, "up": up}))
 @pytest.mark.nightly
 def test_sizes_of_a_model_share_ray_and_its_tuners(tmp_path: Path) -> None:
     onnx.save(conv_net(), tmp_path / "net.onnx")
-    with short_folder() as runtime:
-        ended = subprocess.run(
-            [sys.executable, "-c", SIZES, str(tmp_path / "net.onnx"), str(tmp_path / "run")],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": PYTHON_PATH, "TUNERD_RUNTIME_FOLDER": str(runtime)},
-        )
-    assert ended.returncode == 0, ended.stderr
-    said = json.loads(ended.stdout.splitlines()[-1])
+    said = json.loads(printed(SIZES, tmp_path / "net.onnx", tmp_path / "run")[-1])
     assert said["clusters"] == 1
     first, second = said["tuners"]
     assert first == second != []

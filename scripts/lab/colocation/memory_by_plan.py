@@ -54,20 +54,12 @@ def inside(path: Path, policy: str | None, result: Path) -> None:
         for request in asked:
             request.result(60.0)
         stats = engine.stats()
-        held = [
-            process.usedGpuMemory
-            for process in gpus.ask_gpu(
-                engine.gpu_uuid or "", "nvmlDeviceGetComputeRunningProcesses"
-            )
-            or ()
-            if process.pid == os.getpid()
-        ]
         found = {
             "policy": stats.policy,
             "lanes": len(stats.lanes),
             "planned_bytes": {name: of.planned_bytes for name, of in stats.members.items()},
             "loaded_bytes": loaded,
-            "process_bytes": held[0] if held else None,
+            "process_bytes": gpus.process_bytes(engine.gpu_uuid or "").get(os.getpid()),
         }
     result.write_text(json.dumps(found))
 
@@ -111,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     steps = Steps(document, save)
     for plan in options.plans:
         for policy in options.policy or [None]:
-            label = f"{plan.parent.name if plan.stem == 'plan' else plan.stem}"
+            label = plan.parent.name if plan.stem == "plan" else plan.stem
             label += f", {policy}" if policy else ""
             with steps.step(f"{label}: loading", label):
                 document["found"][label] = found_by(

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import statistics
 import subprocess
 import sys
@@ -36,8 +37,8 @@ _PIECE_SECS = 5.0  # of load at a time, after which is looked whether there is t
 _TIMES = ("before", "beside", "after")
 
 
-def serve(path: Path, until: Path, result: Path) -> None:
-    """Serve a plan under its load until a file is there; note when each request was meant."""
+def serve(path: Path, result: Path) -> None:
+    """Serve a plan under its load until standard input ends; note when each request was meant."""
     from tunerd.colocation import Engine, Plan, artifacts
     from tunerd.colocation.load.generator import run_load
 
@@ -47,7 +48,7 @@ def serve(path: Path, until: Path, result: Path) -> None:
     found: list[tuple[str, float, float, str]] = []
     with Engine(plan) as engine:
         print("ready", flush=True)
-        while not until.exists():
+        while not select.select([sys.stdin], [], [], 0)[0]:
             began = time.time()
             observed = run_load(engine, load.model_copy(update={"seed": len(found)}), inputs)
             found += [
@@ -92,26 +93,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("plan", type=Path)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--until", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(given[:cut])
-    if options.until is not None:
-        serve(options.plan, options.until, options.result)
+    if options.result is not None:
+        serve(options.plan, options.result)
         return
     if options.out is None or cut == len(given):
         parser.error("--out and, behind two dashes, what `tunerd tune` takes are needed")
     since_start()
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    until, result = out / "until", out / "served.json"
-    until.unlink(missing_ok=True)
+    result = out / "served.json"
     command = [sys.executable, "-m", "lab.colocation.tuning_beside", options.plan]
     with (out / "served.txt").open("w") as errors:
         serving = subprocess.Popen(
-            [*map(str, command), "--until", str(until), "--result", str(result)],
-            stdout=subprocess.PIPE, stderr=errors, text=True,
+            [*map(str, command), "--result", str(result)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         )  # fmt: skip
+        assert serving.stdin is not None
         assert serving.stdout is not None
         if serving.stdout.readline().strip() != "ready":
             raise SystemExit(f"nothing serves: {(out / 'served.txt').read_text()[-400:]}")
@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         moments.append(time.time())
         time.sleep(ALONE_SECS)
         moments.append(time.time())
-        until.touch()
+        serving.stdin.close()
         serving.wait()
     (out / "tune.txt").write_text(ended.stdout + ended.stderr)
     words = ("slower beside", "not estimated", "--serving")

@@ -197,7 +197,7 @@ class Gpu:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.1)
-        self._see_daemon()  # the first client has made it start a server
+        self._see_daemon()  # its server is there by now
         return listed
 
     def stop(self, runner: GpuRunner, *, grace_secs: float) -> None:
