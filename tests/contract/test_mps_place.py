@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.lib.colocation_plans import compiled, inputs, lookup, plan_of
@@ -28,6 +30,7 @@ from tests.lib.place_subjects import (
 from tunerd.colocation.engine import Engine
 from tunerd.colocation.places import apart
 from tunerd.colocation.places.base import Done, FaultedApartError
+from tunerd.colocation.places.mps import MpsPlace
 from tunerd.colocation.places.process_seat import ProcessSeat
 from tunerd.colocation.plan import Member
 from tunerd.colocation.work import Lane, Seat
@@ -105,6 +108,33 @@ def test_the_end_of_one_client_of_mps_is_the_end_of_all_and_all_serve_again(root
         assert same(answers[0], expected)
         assert all(fault.recovered_secs is not None for fault in faults)
         assert len(frozenset().union(*(fault.lost for fault in faults))) == 3
+
+
+def is_fork(pid: int) -> bool:
+    return "tunerd.system.fork_server" in psutil.Process(psutil.Process(pid).ppid()).cmdline()
+
+
+def test_seats_are_loaded_again_into_forks_as_soon_as_those_can_be_made(root: Path) -> None:
+    with opened(mps, root) as subject:
+        (lane,) = subject.place.cut([Lane("whole", 100, ("m0",))])
+        seat, deadline = subject.load(0, lane), time.monotonic() + WAIT_SECS
+        while not is_fork(runners_of(subject)[0].pid):
+            assert time.monotonic() < deadline
+            subject.place.reload(seat)
+        done = subject.run(seat, inputs())
+        assert isinstance(done, Done)
+        assert same(done.outputs, subject.expected(0, inputs()))
+
+
+def test_what_runs_apart_in_a_fork_gives_the_same_answer(root: Path) -> None:
+    with opened(mps, root) as subject:
+        place = subject.place
+        assert isinstance(place, MpsPlace)
+        (lane,) = place.cut([Lane("whole", 100, ("m0",))])
+        seat = subject.load(0, lane)
+        assert place._forks is not None
+        assert place._forks.wait_until_ready(WAIT_SECS)
+        assert same(place.run_apart(seat, inputs()), subject.expected(0, inputs()))
 
 
 def test_the_guard_is_let_go_also_where_a_seat_does_not_close(
@@ -235,6 +265,7 @@ def test_who_closes_waits_neither_for_what_runs_apart_nor_for_what_would(
 _SERVER = """
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tests.lib.colocation_plans import inputs, plan_of

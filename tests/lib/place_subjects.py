@@ -195,7 +195,7 @@ def mps(root: Path) -> Subject:
         end_guard(folder)
 
     apart = SliceSpec("apart", "cpu", 100, cores=tuple(sorted(os.sched_getaffinity(0))))
-    patch.setattr(MpsPlace, "_slice_apart", lambda place, seat: CpuSlice(apart))
+    patch.setattr(MpsPlace, "_slice_apart", lambda place, seat: CpuSlice(apart, place._forks))
     made = of_runners(MpsPlace(GPU), root)
     made.undo, made.journal, made.root_of_mps = undo, fake.journal, folder
     return made

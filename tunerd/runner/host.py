@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from tunerd.runner.sampling import DEAD
 from tunerd.vocabulary import CapProof, Conditions, Failure, Kind
 
+RUNNER_COMMAND = (sys.executable, "-m", "tunerd.runner.process")
 START_SECS = 120.0  # importing TVM on a busy machine, making a context
 EXIT_SECS = 5.0  # for a runner whose connection has ended to be gone
 OF_MPS = "CUDA_ERROR_MPS_"  # of a daemon that ended, or a client that was terminated: no kernel's

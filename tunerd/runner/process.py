@@ -17,17 +17,12 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tunerd.runner.preload import preload
 from tunerd.system import wire
 from tunerd.system.spawn import end_with
-from tunerd.system.without_torch import keep_torch_from_tvm
-
-if TYPE_CHECKING:
-    pass
 
 _FIRST_CONNECTION_SECS = 60.0
-_SIGN_SECS = 1.0  # seldom: whoever reads them may work on the cores that are measured
 
 
 def main() -> None:
@@ -37,7 +32,6 @@ def main() -> None:
     parser.add_argument("--cores", type=_cores, default=())
     parser.add_argument("--leash", action="store_true")
     arguments = parser.parse_args()
-    keep_torch_from_tvm()
     # Ctrl-C reaches the whole terminal; whoever started this runner decides when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments.cores:  # before any thread is started: each inherits it
@@ -52,7 +46,7 @@ def main() -> None:
     listener.listen(1)
     os.rename(hidden, arguments.socket)
     since = time.monotonic()
-    _preload(arguments.device)
+    preload(arguments.device)
     from tunerd.runner.service import RunnerService, say_secs
 
     say_secs("imports", since)
@@ -67,16 +61,6 @@ def main() -> None:
     connection.settimeout(None)
     with connection, contextlib.suppress(wire.Closed, BrokenPipeError, ConnectionResetError):
         RunnerService(connection, arguments.device, arguments.cores).serve()
-
-
-def _preload(device: str) -> None:
-    """Import what takes long, and leave a GPU alone: its guard may be clearing it yet."""
-    from tunerd.runner import cuda_device, tvm_runtime
-
-    with contextlib.suppress(Exception):  # the proof will tell
-        tvm_runtime.import_runtime()
-        if device == "cuda":
-            cuda_device.preload()
 
 
 def _cores(text: str) -> tuple[int, ...]:

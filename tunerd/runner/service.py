@@ -254,8 +254,10 @@ class RunnerService:
         )
         shared = SharedTensors(inputs, outputs, count=body["buffers"], descriptor=descriptor)
         shared.memory.close()
+        since = time.monotonic()
         try:
             run = segmented(self._loaded(body["artifact"]), shared.buffers[0].inputs, body["cut"])
+            say_secs("model and its graphs", since)
         except Exception as error:
             self._send_failure(Stage.LOAD, error)
             return

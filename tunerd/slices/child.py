@@ -12,19 +12,25 @@ from abc import abstractmethod
 from pathlib import Path
 
 from tunerd.errors import InfrastructureError
-from tunerd.runner.host import EXIT_SECS, START_SECS, Blame, outside_signal
+from tunerd.runner.host import EXIT_SECS, RUNNER_COMMAND, START_SECS, Blame, outside_signal
 from tunerd.slices.base import ProcessSlice
 from tunerd.system import spawn
+from tunerd.system.forks import ForkServer, Process, start
 from tunerd.vocabulary import SliceSpec
 
 
 class ChildSlice(ProcessSlice):
-    """A slice whose runner ends with it, by signal if need be."""
+    """A slice whose runner ends with it, by signal if need be.
 
-    def __init__(self, spec: SliceSpec) -> None:
+    Args:
+        forks: what starts the runner at once, where it is ready.
+    """
+
+    def __init__(self, spec: SliceSpec, forks: ForkServer | None = None) -> None:
         super().__init__(spec)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._killed: list[subprocess.Popen[bytes]] = []  # that may not have ended yet
+        self._forks = forks
+        self._process: Process | None = None
+        self._killed: list[Process] = []  # that may not have ended yet
         self._folder: Path | None = None
 
     @abstractmethod
@@ -36,15 +42,14 @@ class ChildSlice(ProcessSlice):
         self._folder = self._folder or Path(tempfile.mkdtemp(prefix="tunerd-"))
         path, log_path = self._folder / "runner.sock", self._folder / "runner.log"
         # Its end of this pipe closes with this process, however that ends: the runner exits then.
-        arguments = ("--socket", str(path), "--leash", *self.arguments())
+        command = (*RUNNER_COMMAND, "--socket", str(path), "--leash", *self.arguments())
         with log_path.open("ab") as log_file:
-            self._process = spawn.start(
-                "tunerd.runner.process",
-                *arguments,
-                changes=dict(self.spec.environment),
-                stdin=subprocess.PIPE,
-                stdout=log_file,
-                stderr=subprocess.STDOUT,
+            self._process = start(
+                command,
+                spawn.environment(dict(self.spec.environment)),
+                output=log_file.fileno(),
+                has_stdin=True,
+                by=self._forks,
             )
         deadline = time.monotonic() + START_SECS
         while True:

@@ -29,7 +29,12 @@ from tunerd.vocabulary import to_json
 
 GONE_SECS = 15.0
 RAY_SECS = 60.0
-OUTSIDE = ("tunerd.slices.mps.guard", "tunerd.runner.process", "nvidia-cuda-mps")  # no descendants
+OUTSIDE = (  # no descendants
+    "tunerd.slices.mps.guard",
+    "tunerd.system.fork_server",
+    "tunerd.runner.process",
+    "nvidia-cuda-mps",
+)
 
 
 def ended(folder: Path) -> int:

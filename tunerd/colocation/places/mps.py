@@ -27,6 +27,7 @@ from tunerd.slices.base import ProcessSlice
 from tunerd.slices.mps.mps_slice import MPS_CLIENT_LIMIT, MpsSlice, problem_of, run_name, share_of
 from tunerd.slices.whole import WholeSlice, whole_spec
 from tunerd.system import host
+from tunerd.system.forks import ForkServer
 from tunerd.system.gpus import GpuFacts, gpu_state
 from tunerd.vocabulary import Arrays, SliceSpec
 
@@ -39,8 +40,8 @@ class MpsPlace(RunnersPlace):
     """
 
     kind: ClassVar[PlaceKind] = "mps"
-    # Eight held up the seats, whose processes all start at that time, and each other.
-    runs_apart: ClassVar[int] = 3
+    # Each makes a context, as the seats do at that time: more hold up those, and each other.
+    runs_apart: ClassVar[int] = 5
 
     def __init__(self, gpu: GpuFacts | None = None) -> None:
         super().__init__()
@@ -50,6 +51,7 @@ class MpsPlace(RunnersPlace):
         self._resident: dict[Seat, int] = {}
         self._early = contextlib.ExitStack()
         self._apart = Apart()
+        self._forks: ForkServer | None = None  # starts what runs apart
 
     def cut(self, lanes: Sequence[Lane]) -> tuple[Lane, ...]:
         refuse_cores(lanes)
@@ -62,15 +64,21 @@ class MpsPlace(RunnersPlace):
             )
         # Held to the end: the guard and its daemon stay while seats are loaded again.
         self._early.enter_context(MpsSlice.early(specs, run_name()))
+        if self._forks is None:
+            self._forks = ForkServer("tunerd.runner.preload", "cuda")
+            self._early.callback(self._forks.close)
         return tuple(lanes)
 
     def capacity_bytes(self) -> int:
         return self._gpu.mem_bytes - self._used_bytes()
 
     def load(self, member: Member, lane: Lane, *, cut: Cut | None) -> Loaded:
-        seat, before = Seat(member.name, lane.name), self._used_bytes()
+        seat = Seat(member.name, lane.name)
+        if seat in self._resident:  # a question for the driver, which is slow after a fault
+            return super().load(member, lane, cut=cut)
+        before = self._used_bytes()
         loaded = super().load(member, lane, cut=cut)
-        self._resident.setdefault(seat, max(0, self._used_bytes() - before))
+        self._resident[seat] = max(0, self._used_bytes() - before)
         return loaded
 
     def memory_bytes(self) -> Mapping[Seat, int]:
@@ -94,7 +102,7 @@ class MpsPlace(RunnersPlace):
 
     def _slice_apart(self, seat: Seat) -> ProcessSlice:
         """Return what starts a process that is no client of the daemon."""
-        return WholeSlice(whole_spec(self._gpu, f"apart-{seat.member}"))
+        return WholeSlice(whole_spec(self._gpu, f"apart-{seat.member}"), self._forks)
 
     def _spec_of(self, seat: Seat, lane: Lane) -> SliceSpec:
         if seat not in self._specs:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.errors import HostError
+from tunerd.runner.host import RUNNER_COMMAND
 from tunerd.slices.gpu_tenants import Own
 from tunerd.slices.mps.control import (
     EXTERNAL_PIPE_FOLDER,
@@ -22,9 +23,10 @@ from tunerd.slices.mps.control import (
     MpsControl,
     client_environment,
 )
-from tunerd.slices.mps.gpu_runner import RUNNER_COMMAND, GpuRunner, end_client
+from tunerd.slices.mps.gpu_runner import GpuRunner, end_client
 from tunerd.slices.mps.log import LOG_NAME, ServerLog, external_log_folder
 from tunerd.system.files import write_whole
+from tunerd.system.forks import ForkServer, can_fork
 from tunerd.system.processes import ProcessId, with_children
 from tunerd.vocabulary import SliceSpec
 
@@ -62,6 +64,7 @@ class Gpu:
         self._uuid = uuid
         self._folder = folder
         self._runner_command = runner_command
+        self._forks: ForkServer | None = None  # starts what comes after the first runners
         self._control = MpsControl(external or folder / "pipe", folder / "log", uuid)
         log_folder = external_log_folder() if external else self._control.log_folder
         self._server_log = ServerLog(log_folder / LOG_NAME)
@@ -96,12 +99,16 @@ class Gpu:
                 " or leave out --mps external"
             )
         self._begin_epoch()
+        if can_fork(self._runner_command):
+            self._forks = ForkServer("tunerd.runner.preload", "cuda")
 
     def close(self) -> None:
         """Stop every runner, then the daemon if it is ours. Idempotent."""
         with self._lock:
             self._stop(self._runners, grace_secs=GRACE_SECS)
             self._stop(self._successors, grace_secs=0)
+            if self._forks is not None:
+                self._forks.close()
             if not self.external:
                 self._control.quit()
             (self._folder / "state.json").unlink(missing_ok=True)
@@ -163,6 +170,7 @@ class Gpu:
             socket_path=self._folder / f"{slice_id}.{self._started}.sock",
             log_path=self._folder / f"{slice_id}.log",
             environment=dict(spec.environment),
+            forks=self._forks,
         )
         self._pids.add(runner.pid)
         self._past.discard(runner.pid)  # pids come back
@@ -266,9 +274,10 @@ class Gpu:
     def _replace_daemon(self, fallen: dict[str, GpuRunner]) -> None:
         """Kill our own daemon with its clients, and start another one before the next runners.
 
-        A runner looks for the daemon while it imports TVM: without one it has no cap. So those that
-        no slice has asked for yet are replaced, too.
+        A runner that makes its context without a daemon has no cap. So those that no slice has
+        asked for yet are replaced, too.
         """
+        since = time.monotonic()
         killed = with_children(self._daemon)  # its servers are its children
         for process in killed:
             process.signal(signal.SIGKILL)
@@ -276,6 +285,7 @@ class Gpu:
         for runner in runners:
             runner.kill()
         self._control.start()
+        log.info("another daemon answers after %.2f s", time.monotonic() - since)
         expected = fallen.keys() | self._successors.keys()
         self._successors = {}
         self._start_successors(expected)
@@ -286,13 +296,14 @@ class Gpu:
             if not each.wait(max(0.0, deadline - time.monotonic())):
                 log.warning("pid %d lives %.0f s after it was killed", each.pid, _KILLED_SECS)
         self._killed = frozenset(killed)
+        log.info("what was killed has ended after %.2f s", time.monotonic() - since)
 
     def _start_server(self) -> None:
-        """Start the server while the first runners import TVM, and what was killed ends."""
+        """Start the server while the first runners start, and what was killed ends."""
         threading.Thread(target=self._control.start_server, daemon=True).start()
 
     def _start_successors(self, fallen: Iterable[str]) -> None:
-        """Start the next runners of slices: they import TVM while the old ones end."""
+        """Start the next runners of slices while the old ones end."""
         for slice_id in fallen:
             if slice_id not in self._successors:
                 self._successors[slice_id] = self._started_anew(slice_id)

@@ -15,24 +15,27 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tunerd.slices.mps.control import MpsControl, clean_environment
+from tunerd.system.forks import ForkServer, start
 from tunerd.system.processes import ProcessId
 from tunerd.system.spawn import python_path
 
 log = logging.getLogger(__name__)
 
-RUNNER_COMMAND = (sys.executable, "-m", "tunerd.runner.process")
 _SIGNAL_SECS = 1.0
 _LOG_TAIL_BYTES = 2000
 
 
 class GpuRunner:
-    """A runner of one slice. stop() may be called from several threads."""
+    """A runner of one slice. stop() may be called from several threads.
+
+    Args:
+        forks: what starts it at once, where it is ready.
+    """
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class GpuRunner:
         socket_path: Path,
         log_path: Path,
         environment: Mapping[str, str],
+        forks: ForkServer | None = None,
     ) -> None:
         self.slice_id = slice_id
         self.socket_path = socket_path
@@ -49,14 +53,11 @@ class GpuRunner:
         self._stopping = threading.Lock()
         arguments = [*command, "--socket", str(socket_path), "--device", "cuda"]
         with log_path.open("ab") as output:
-            self._process = subprocess.Popen(
+            self._process = start(
                 arguments,
-                env=runner_environment() | dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                cwd="/",
+                runner_environment() | dict(environment),
+                output=output.fileno(),
+                by=forks,
             )
         self.identity = ProcessId.of(self._process.pid)
 

@@ -41,8 +41,9 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.errors import HostError, InfrastructureError, TunerdError
+from tunerd.runner.host import RUNNER_COMMAND
 from tunerd.slices.mps.gpu import GRACE_SECS, Gpu
-from tunerd.slices.mps.gpu_runner import RUNNER_COMMAND, GpuRunner
+from tunerd.slices.mps.gpu_runner import GpuRunner
 from tunerd.system import wire
 from tunerd.vocabulary import SliceSpec
 

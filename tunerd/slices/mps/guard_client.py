@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from tunerd.errors import HostError, InfrastructureError
-from tunerd.slices.mps.gpu_runner import RUNNER_COMMAND, runner_environment
+from tunerd.runner.host import RUNNER_COMMAND
+from tunerd.slices.mps.gpu_runner import runner_environment
 from tunerd.system import wire
 from tunerd.vocabulary import SliceSpec, to_json
 
