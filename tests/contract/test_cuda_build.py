@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,8 @@ from tests.lib.build_fixtures import (
     new_schedule,
     task_of,
 )
+from tests.lib.fresh_python import run_python
+from tests.lib.watched_driver import WatchedDriver
 from tunerd.builder import build, library, nvrtc
 from tunerd.candidates.base import LoweredKernel
 from tunerd.system import host
@@ -222,3 +225,26 @@ def two_kernels(first: str, second: str, *, between: str = "") -> str:
     return (
         f"{head}{one};\n{other};\n{one} {{\n  {first}\n}}\n\n{between}{other} {{\n  {second}\n}}\n"
     )
+
+
+_SAXPY = 'extern "C" __global__ void saxpy(float* x) { x[threadIdx.x] *= 2.0f; }'
+
+
+@needs_nvrtc
+def test_a_process_that_compiles_is_no_client_of_a_driver(tmp_path: Path) -> None:
+    driver = WatchedDriver(tmp_path)
+    text = f"from tunerd.builder import nvrtc; nvrtc.run_nvrtc({_SAXPY!r}, 'sm_90')"
+    done = run_python(text, **driver.environment)
+    assert done.returncode == 0, done.stderr
+    assert driver.asked() == []
+
+
+def test_what_runners_have_before_they_are_asked_is_no_client_of_a_driver(tmp_path: Path) -> None:
+    driver = WatchedDriver(tmp_path)
+    text = "from tunerd.runner.preload import preload; preload('cuda')"
+    done = run_python(text, **driver.environment)
+    assert done.returncode == 0, done.stderr
+    assert driver.asked() == []
+    done = run_python("import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)", **driver.environment)
+    assert done.returncode == 0, done.stderr
+    assert driver.asked() == ["cuInit"]

@@ -53,6 +53,9 @@ _OPTIONS = (
     "--ptxas-options=--register-usage-level=10",
     "--disable-warnings",  # not TVM's: it leaves the errors in the log
 )
+# NVRTC's cache of what it has compiled (its documentation, "Caching") is the driver's, which it
+# starts for that: a process that compiles would be a client of whatever MPS daemon is there.
+_NO_CACHE = "--no-cache"
 
 # TVM's sources include these three headers of libcu++ for a handful of names, and parsing them
 # takes longer than compiling most kernels. NVRTC takes headers from memory before it looks for
@@ -282,7 +285,7 @@ def run_nvrtc(source: str, arch: str, *, headers: Mapping[str, str] | None = Non
     nvrtc = _bindings()
     if nvrtc is None or not _load("nvrtc"):
         raise CudaCompileError(cuda_build_problem() or "NVRTC does not load")
-    options = [f"--gpu-architecture={arch}", *_OPTIONS]
+    options = [f"--gpu-architecture={arch}", *_OPTIONS, _NO_CACHE]
     options += [f"-I{folder}" for folder in include_folders()]
     headers = headers or {}
     # tvm.support.nvcc drops this include too: NVRTC has no host headers.

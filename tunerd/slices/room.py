@@ -77,7 +77,8 @@ def _slowdown(slices: Sequence[SliceSpec]) -> str:
         times, why = "2", "the GPU takes turns between it and the slices"
     return (
         f"While kernels are measured, what runs there may take up to about {times} times as long, "
-        f"since {why}: a bound, which nobody measured."
+        f"since {why}: a bound, which nobody measured; a few short requests in a hundred may take "
+        "some milliseconds more."
     )
 
 
