@@ -144,6 +144,7 @@ def test_the_picture_of_tails_is_what_its_script_makes_of_the_samples(
         ("last", ("faults",), "faults-h200-last"),
         ("more", ("faults", "mixed"), "latency-h200-more"),
         ("again", ("faults", "mixed"), "latency-h200-again"),
+        ("fifth", ("faults", "mixed"), "latency-h200-fifth"),
     ],
 )
 def test_a_table_of_tails_is_what_its_script_makes_of_the_samples(
