@@ -200,7 +200,7 @@ TIMES: dict[str, tuple[Make, str]] = {
     ),
     "a trace that is a number": (
         store(sql("UPDATE trials SET recipe = x'00'"), command=warm_start),
-        "the trace of trial 1 is .*, no str",
+        "trial 1 is made of .*, no str",
     ),
 }
 

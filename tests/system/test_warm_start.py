@@ -17,6 +17,8 @@ from tests.lib.artifact_fixtures import CUDA
 from tests.lib.build_fixtures import conv_task, matmul_task
 from tests.lib.models import conv_net
 from tests.lib.store_places import proposed
+from tunerd.candidates import registry
+from tunerd.candidates.base import Search, SearchSettings
 from tunerd.candidates.metaschedule.knobs import Choices, Location, Option, Tile
 from tunerd.candidates.metaschedule.search import BATCH, Searcher
 from tunerd.candidates.metaschedule.space import DesignSpace, design_space
@@ -38,6 +40,7 @@ from tunerd.telemetry.progress import Progress, ProgressState
 from tunerd.vocabulary import (
     DEFAULT_SOURCE,
     METASCHEDULE,
+    TRITON,
     Candidate,
     Failure,
     Kind,
@@ -150,10 +153,10 @@ def test_results_of_transfers_are_kept_apart_from_those_of_the_run(
     other: Task, known: tuple[Candidate, ...]
 ) -> None:
     search = learned(other, transfer(other, known), transfer(other, known, source=2))
+    island = search._open(other)
     model = search._cost_model
     assert model.told(other.task_id) == 0
     assert model.told(f"{other.task_id}@1") == model.told(f"{other.task_id}@2") == len(known)
-    island = search._open(other)
     assert island.measured == []
     assert island.known == set()
 
@@ -161,9 +164,100 @@ def test_results_of_transfers_are_kept_apart_from_those_of_the_run(
 def test_transfers_of_another_kernel_only_teach(other: Task, known: tuple[Candidate, ...]) -> None:
     task = matmul_task(ONE_CORE)
     search = learned(task, transfer(other, known))
-    assert search._cost_model.told() == len(known)
     assert search.propose(task, 4).candidates
+    assert search._cost_model.told() == len(known)
     assert search._islands[task.task_id].borrowed == []
+
+
+def test_what_breaks_a_limit_of_this_gpu_is_not_proposed_where_it_was_read_before(
+    on_cuda: Task,
+) -> None:
+    small = json.loads(CUDA.json) | {"max_threads_per_block": 64}
+    target = TargetSpec("cuda", json.dumps(small))
+    task = dataclasses.replace(on_cuda, target=target)
+    first = matmul_task(target)
+    known = searched(on_cuda)
+    search = searcher()
+    search.learn([transfer(on_cuda, known)], {t.task_id: t for t in (task, first)})
+    assert search.propose(first, 1).candidates
+    assert search._cost_model.told() == len(known)
+    space = design_space(task)
+    for each in search._open(task).borrowed:
+        assert space.allows(space.design.sketches[each.sketch], each.row)
+
+
+def test_a_search_that_can_learn_much_makes_one_tasks_sketches_with_each_proposal(
+    other: Task, known: tuple[Candidate, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def noted(task: Task, **options: Any) -> DesignSpace:
+        made.append(task.task_id)
+        return design_space(task, **options)
+
+    monkeypatch.setattr("tunerd.candidates.metaschedule.search.design_space", noted)
+    task = matmul_task(ONE_CORE)
+    past = [dataclasses.replace(other, task_id=f"{n:012x}") for n in range(4)]
+    search = learned(task, *(transfer(each, known) for each in past))
+    assert made == []
+    for nth in range(1, 5):
+        search.propose(task, 1)
+        assert made == [task.task_id, *(each.task_id for each in past[:nth])]
+        assert search._cost_model.told() == nth * len(known)
+    search.propose(task, 1)
+    assert len(made) == 5
+
+
+# --- templates ---------------------------------------------------------------------------------
+
+
+def triton_search() -> Search:
+    return registry.SOURCES[TRITON].search(SearchSettings(seed=0, threads=1, sms=52))
+
+
+def recipes(search: Search, task: Task, count: int = BATCH) -> list[str]:
+    return [c.recipe for c in search.propose(task, count).candidates]
+
+
+def of_triton(task: Task, chosen: Sequence[str], *, run: int = 1) -> TransferredResults:
+    times = [1e-3 * (i + 1) for i in range(len(chosen) - 1)]
+    return TransferredResults(
+        run, task, tuple(zip(chosen, [*times, None], strict=True)), 13, TRITON
+    )
+
+
+@pytest.fixture(scope="module")
+def product() -> Task:
+    return dataclasses.replace(matmul_task(CUDA), precision="tf32")
+
+
+def test_the_best_cuts_of_another_run_are_proposed_first(product: Task) -> None:
+    search = triton_search()
+    unlikely = [recipes(search, product) for _ in range(4)][-1]
+    told = triton_search()
+    told.learn([of_triton(product, unlikely)], {product.task_id: product})
+    proposed = recipes(told, product)
+    assert proposed[0] == unlikely[0]
+    assert len(set(proposed[:4]) & set(unlikely[:-1])) == len(set(proposed) & set(unlikely)) > 1
+    assert unlikely[-1] not in proposed
+    again = recipes(told, product)
+    assert not set(again) & set(proposed)
+
+
+def test_the_best_cuts_of_several_runs_take_turns(product: Task) -> None:
+    search = triton_search()
+    batches = [recipes(search, product) for _ in range(4)]
+    told = triton_search()
+    past = [of_triton(product, batches[2]), of_triton(product, batches[3], run=2)]
+    told.learn(past, {product.task_id: product})
+    assert recipes(told, product, 2) == [batches[2][0], batches[3][0]]
+
+
+def test_cuts_of_another_kernel_only_teach(product: Task) -> None:
+    other = dataclasses.replace(product, task_id="0" * 12)
+    told = triton_search()
+    told.learn([of_triton(other, recipes(triton_search(), other))], {product.task_id: product})
+    assert recipes(told, product) == recipes(triton_search(), product)
 
 
 def test_transfers_take_turns(other: Task, known: tuple[Candidate, ...]) -> None:
@@ -220,8 +314,8 @@ def test_what_breaks_a_limit_of_this_gpu_teaches_and_is_not_proposed(on_cuda: Ta
     space = design_space(task)
     known = searched(on_cuda)
     search = learned(task, transfer(on_cuda, known))
-    assert search._cost_model.told() == len(known)
     borrowed = search._open(task).borrowed
+    assert search._cost_model.told() == len(known)
     assert len(borrowed) < len(known)
     for each in borrowed:
         assert space.allows(space.design.sketches[each.sketch], each.row)
@@ -251,16 +345,24 @@ FACTS = RunFacts("net", "d" * 64, ONE_CORE, "CPU X", "cpu", 50, "0.27.0")
 WRONG = Failure(Stage.RUN, Kind.WRONG_ANSWER, "off by one")
 
 
-def write_run(folder: Path, trials: int, *, tasks: int = 1, facts: RunFacts = FACTS) -> Path:
-    """Write a run: trial i of each task takes i + 1 ms, every 4th fails; then one of a default and
-    one that has not ended.
+def write_run(
+    folder: Path,
+    trials: int,
+    *,
+    tasks: int = 1,
+    facts: RunFacts = FACTS,
+    sources: Sequence[str] = (METASCHEDULE,),
+) -> Path:
+    """Write a run: trial i of each task takes i + 1 ms, every 4th fails, sources take turns; then
+    one of a default and one that has not ended.
     """
     folder.mkdir()
     with Store.create_or_open(folder, facts=facts) as store:
         for number in range(tasks):
             task_id = f"{number:012x}"
             store.register_tasks([Task(task_id, "conv", 1, 1e9, (), (), facts.target, "{}")])
-            origins = [*[METASCHEDULE] * trials, DEFAULT_SOURCE, METASCHEDULE]
+            turns = [sources[i % len(sources)] for i in range(trials)]
+            origins = [*turns, DEFAULT_SOURCE, METASCHEDULE]
             candidates = [
                 Candidate(task_id, f"{number:04x}{i:012x}", origin, f"[[{i}],[]]")
                 for i, origin in enumerate(origins)
@@ -288,6 +390,20 @@ def test_a_run_teaches_the_search_trials_that_ended_fastest_first(tmp_path: Path
     assert found.sentence([only.task.task_id]) == (
         f"8 results of 1 task from {tmp_path / 'run'}, 1 of them of this model"
     )
+
+
+def test_each_source_is_taught_what_it_proposed(tmp_path: Path) -> None:
+    (found,) = read(write_run(tmp_path / "run", 8, tasks=2, sources=(METASCHEDULE, TRITON)))
+    assert [(x.task.task_id[-1], x.source) for x in found.transferred] == [
+        ("0", METASCHEDULE), ("0", TRITON), ("1", METASCHEDULE), ("1", TRITON)
+    ]  # fmt: skip
+    for each in found.transferred:
+        even = each.source == METASCHEDULE
+        assert [r for r, _ in each.results] == [
+            f"[[{i}],[]]" for i in ((0, 2, 4, 6) if even else (1, 5, 3, 7))
+        ]
+    assert found.results == 16
+    assert found.sentence([]).startswith("16 results of 2 tasks from ")
 
 
 def test_trials_that_took_no_time_are_no_transfers(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 The space of a template is up to some thousand ways to cut it, and all of them are scored. The first
 candidates are the best by the estimate, which knows the SMs of the share, no two of them alike;
 then a cost model chooses, which learns from every result of the run and has the estimate among its
-features. Some are always taken by the estimate alone, since the model knows what was tried.
+features. Some are always taken by the estimate alone, since the model knows what was tried. Where
+other runs have measured the very task, at another share or for another number of models, half of
+the first candidates are the best of those.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from tunerd.candidates.base import Search, SearchSettings
+from tunerd.candidates.base import BATCH, Search, SearchSettings
 from tunerd.candidates.cost_model import CostModel
 from tunerd.vocabulary import (
     Candidate,
@@ -38,6 +40,7 @@ _ALIKE = 2  # of a batch with the same tile, differing in stages or warps
 _SIZES = ("rows", "columns", "depth", "splits", "groups", "fills_steps", "is_ahead")  # of a tile
 _KIND = "is_ahead"  # what an estimate may have wrong for all cuts of a template alike
 _BY_ESTIMATE = 0.15  # of later candidates
+_OF_A_RUN = 4  # of what another run measured, at most so many are proposed first
 _SMS = 132  # where a share's are not known
 
 
@@ -94,6 +97,7 @@ class _Space:
     ids: list[str]
     recipes: list[str]
     index: dict[str, int] = field(default_factory=dict)  # of a candidate's id
+    first: list[int] = field(default_factory=list)  # the best of other runs
     known: set[int] = field(default_factory=set)  # proposed or told
 
 
@@ -105,12 +109,14 @@ class TemplateSearch(Search):
         self._sms = settings.sms or _SMS
         self._templates: dict[str, Mapping[str, Cuttable]] = {}  # by task
         self._spaces: dict[str, _Space] = {}
+        self._best: dict[str, list[list[str]]] = {}  # by task and run: recipes, best first
         self._random = np.random.default_rng((settings.seed, settings.island_number))
         self._cost_model = CostModel(seed=settings.seed, threads=settings.threads)
 
     def learn(self, transferred: Sequence[TransferredResults], tasks: Mapping[str, Task]) -> None:
         for past in transferred:
-            task = tasks.get(past.task.task_id, past.task)
+            task, best = tasks.get(past.task.task_id, past.task), list[str]()
+            self._best.setdefault(task.task_id, []).append(best)
             try:
                 templates = self._templates_of(task)  # whose ways to cut it are not needed yet
                 for recipe, run_secs in past.results:
@@ -119,6 +125,8 @@ class TemplateSearch(Search):
                     sms = (past.sms or self._sms) / past.task.tenants
                     own = _features(template, parsed.cut, sms)
                     self._cost_model.tell(past.key, f"{past.key}/{recipe}", own, run_secs)
+                    if run_secs is not None:
+                        best.append(recipe)
             except Exception as error:  # of a store that something else wrote
                 log.warning("%s teaches nothing: %s", past.key, error)
 
@@ -177,8 +185,17 @@ class TemplateSearch(Search):
             features = np.array(rows, np.float32)
             space = _Space(task, tiles, features, ids, recipes)
             space.index = {name: i for i, name in enumerate(ids)}
+            space.first = self._first(space)
             self._spaces[task.task_id] = space
         return self._spaces[task.task_id]
+
+    def _first(self, space: _Space) -> list[int]:
+        """Return the best of each other run in turn, few of them with one tile."""
+        of_runs = self._best.get(space.task.task_id, [])
+        place_of = {recipe: place for place, recipe in enumerate(space.recipes)}
+        turns = itertools.chain.from_iterable(itertools.zip_longest(*of_runs))
+        places = dict.fromkeys(place_of[recipe] for recipe in turns if recipe in place_of)
+        return self._unlike(space, list(places), min(BATCH // 2, _OF_A_RUN * len(of_runs)))
 
     def _tell(self, space: _Space, results: Sequence[Result]) -> None:
         for result in results:
@@ -195,7 +212,9 @@ class TemplateSearch(Search):
         left = [i for i in range(len(space.tiles)) if i not in taken]
         by_estimate = iter(left)
         if len(taken) < _FIRST or not self._cost_model.told(space.task.task_id):
-            return self._unlike(space, _by_turns(space, left), count)
+            first = [place for place in space.first if place not in taken][:count]
+            others = [place for place in left if place not in space.first]
+            return first + self._unlike(space, _by_turns(space, others), count - len(first))
         scores = self._cost_model.predict(space.features[left])
         by_score = [left[i] for i in np.argsort(-scores, kind="stable")]
         chosen = self._unlike(space, by_score, count)

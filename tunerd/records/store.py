@@ -255,10 +255,13 @@ class Store(OpenStore):
         with self._reading() as connection:
             return disturbed(connection, self._run_id)
 
-    def traces(self, trial_ids: Sequence[int]) -> list[str]:
-        """Return the trials' traces, in order; KeyError where there is no such trial."""
+    def recipes(self, trial_ids: Sequence[int]) -> list[tuple[str, str]]:
+        """Return the trials' sources and recipes, in order; KeyError where there is no such trial.
+
+        Raises FolderError where one is damaged.
+        """
         with self._reading() as connection:
-            found = trials.traces(connection, self._run_id, trial_ids)
+            found = trials.recipes(connection, self._run_id, trial_ids)
         return [found[i] for i in trial_ids]
 
     def history(self, candidate_id: str) -> str:

@@ -212,16 +212,19 @@ def ranked(connection: Connection, run_id: int, task_id: str) -> list[tuple[int,
     return [(row["trial_id"], rows.secs_of_ended(row)) for row in found]
 
 
-def traces(connection: Connection, run_id: int, trial_ids: Sequence[int]) -> dict[int, str]:
-    found: dict[int, str] = {}
+def recipes(
+    connection: Connection, run_id: int, trial_ids: Sequence[int]
+) -> dict[int, tuple[str, str]]:
+    found: dict[int, tuple[str, str]] = {}
     for chunk in _chunks(trial_ids):
-        wanted = sa.select(trials.c.trial_id, trials.c.recipe).where(
+        wanted = sa.select(trials.c.trial_id, trials.c.source, trials.c.recipe).where(
             trials.c.run_id == run_id, trials.c.trial_id.in_(chunk)
         )
-        found.update(dict(connection.execute(wanted).all()))
-    for trial_id, recipe in found.items():
-        if not isinstance(recipe, str):
-            raise ValueError(f"the trace of trial {trial_id} is {str(recipe)[:40]!r}, no str")
+        found |= {each.trial_id: (each.source, each.recipe) for each in connection.execute(wanted)}
+    for trial_id, texts in found.items():
+        for text in texts:
+            if not isinstance(text, str):
+                raise ValueError(f"trial {trial_id} is made of {str(text)[:40]!r}, no str")
     return found
 
 

@@ -153,7 +153,7 @@ class RunPlan:
                 {
                     "folder": str(x.folder),
                     "results": x.results,
-                    "tasks": len(x.transferred),
+                    "tasks": len(x.task_ids),
                     "shared_tasks": len(x.shared(task_ids)),
                     "sentence": x.sentence(task_ids),
                 }

@@ -16,8 +16,7 @@ from tunerd.errors import InputError
 from tunerd.records import RunFacts, Store
 from tunerd.vocabulary import TargetSpec, Task, TransferredResults
 
-# Each tuner takes all of them in before it starts, and trains on them with every batch: 1 s and
-# 0.2 s of one core for this many.
+# Each tuner trains on all of them with every batch: 0.2 s of one core for this many.
 _MOST_RESULTS = 2048
 _MOST_OF_A_TASK = 512  # half of them its best
 _LEAST_OF_A_TASK = 8
@@ -26,7 +25,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class WarmStart:
-    """What one other run teaches."""
+    """What one other run teaches: of each of its tasks, each source's trials."""
 
     folder: Path
     transferred: tuple[TransferredResults, ...]
@@ -35,17 +34,20 @@ class WarmStart:
     def results(self) -> int:
         return sum(len(past.results) for past in self.transferred)
 
+    @property
+    def task_ids(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(past.task.task_id for past in self.transferred))
+
     def shared(self, task_ids: Collection[str]) -> list[str]:
         """Return which of these tasks the run had, too: their best is measured first."""
-        return [x.task.task_id for x in self.transferred if x.task.task_id in task_ids]
+        return [each for each in self.task_ids if each in task_ids]
 
     def sentence(self, task_ids: Collection[str]) -> str:
         """Say what a run of these tasks learns."""
-        shared = len(self.shared(task_ids)) or "none"
-        tasks = "task" if len(self.transferred) == 1 else "tasks"
+        shared, count = len(self.shared(task_ids)) or "none", len(self.task_ids)
         return (
-            f"{self.results} results of {len(self.transferred)} {tasks} from {self.folder}, "
-            f"{shared} of them of this model"
+            f"{self.results} results of {count} {'task' if count == 1 else 'tasks'} from "
+            f"{self.folder}, {shared} of them of this model"
         )
 
 
@@ -82,10 +84,12 @@ def read_warm_starts(
                     TransferredResults(
                         number,
                         _of_tenants(task, tenants),
-                        _results(store, chosen(ranks, most)),
+                        results,
                         _sms(store, task, tenants),
+                        source,
                     )
                     for task, ranks in of_store
+                    for source, results in _results(store, chosen(ranks, most)).items()
                 ),
             )
             for number, (folder, store, of_store) in enumerate(
@@ -108,9 +112,13 @@ def _ranked(store: Store, task: Task) -> list[tuple[int, float | None]]:
 
 def _results(
     store: Store, trials: Sequence[tuple[int, float | None]]
-) -> tuple[tuple[str, float | None], ...]:
-    traces = store.traces([trial_id for trial_id, _ in trials])
-    return tuple((trace, secs) for trace, (_, secs) in zip(traces, trials, strict=True))
+) -> dict[str, tuple[tuple[str, float | None], ...]]:
+    """Return recipes and their seconds by the sources that know what they say."""
+    found: dict[str, list[tuple[str, float | None]]] = {}
+    recipes = store.recipes([trial_id for trial_id, _ in trials])
+    for (source, recipe), (_, secs) in zip(recipes, trials, strict=True):
+        found.setdefault(source, []).append((recipe, secs))
+    return {source: tuple(results) for source, results in found.items()}
 
 
 def _require_teachable(facts: RunFacts, folder: Path, target: TargetSpec, slice_kind: str) -> None:

@@ -14,7 +14,9 @@ new. Results, "What one task teaches another", say what that is worth.
 
 *Transferred results* are of other runs, at other shares or of other models. They teach the cost
 model apart from this run's results. Where some are of the very task, its best are proposed first,
-to be measured here, and fill up the parents of the evolution while few results are known.
+to be measured here, and fill up the parents of the evolution while few results are known. To read
+those of a task takes its sketches, up to 0.1 s of a core: they are read when the task is searched
+here, and others one by one, with each proposal. All of them at the start took whole short searches.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from tunerd.candidates.metaschedule.drawing import (
 )
 from tunerd.candidates.metaschedule.gpu_estimate import Columns
 from tunerd.candidates.metaschedule.knobs import UNDECIDED, Choices
-from tunerd.candidates.metaschedule.space import design_space
+from tunerd.candidates.metaschedule.space import DesignSpace, design_space
 from tunerd.candidates.metaschedule.traces import SOFTWARE_PIPELINE
 from tunerd.vocabulary import (
     METASCHEDULE,
@@ -106,23 +108,29 @@ class Searcher(Search):
         self._islands: dict[str, _Island] = {}
         self._empty_rounds: dict[str, int] = {}
         self._cost_model = CostModel(seed=_digest(seed, "", island_number), threads=threads)
+        self._unread: dict[str, list[TransferredResults]] = {}  # by task
+        self._tasks: dict[str, Task] = {}  # of this run, by their ids
         self._borrowed: dict[str, list[list[Choice]]] = {}  # by task and run, best first
 
     def learn(self, transferred: Sequence[TransferredResults], tasks: Mapping[str, Task]) -> None:
-        """Take in what other runs measured; `tasks` are this run's, by their ids."""
+        """Take what other runs measured, to be read later; `tasks` are this run's, by their ids."""
+        self._tasks |= tasks
         for past in transferred:
-            task = tasks.get(past.task.task_id)
+            self._unread.setdefault(past.task.task_id, []).append(past)
+
+    def _read(self, task_id: str, space: DesignSpace | None = None) -> None:
+        """Read what other runs measured of a task, whose sketches are in `space` if it has one."""
+        for past in self._unread.pop(task_id, ()):
             try:
-                measured = self._learn(past, task)
+                space = space or design_space(self._tasks.get(task_id, past.task))
+                measured = self._learn(past, space.at(past.sms))
             except Exception as error:  # of a store that something else wrote, or another TVM
                 log.warning("%s teaches nothing: %s", past.key, error)
                 continue
-            if task is not None:
-                self._borrowed.setdefault(task.task_id, []).append(measured)
+            self._borrowed.setdefault(task_id, []).append(measured)
 
-    def _learn(self, past: TransferredResults, task: Task | None) -> list[Choice]:
+    def _learn(self, past: TransferredResults, space: DesignSpace) -> list[Choice]:
         """Teach the cost model; return what was measured and keeps this target's limits."""
-        space = design_space(task or past.task, sms=past.sms)
         of_sketch: dict[int, tuple[list[Choices], list[float | None]]] = {}
         measured: list[Choice] = []
         for recipe, run_secs in past.results:
@@ -166,6 +174,8 @@ class Searcher(Search):
                 own = np.frombuffer(row.features, dtype=np.float32)
                 self._cost_model.tell(row.task_id, row.candidate_id, own, row.run_secs)
             island = self._islands.get(task.task_id) or self._open(task)
+            if self._unread:
+                self._read(next(iter(self._unread)))
             self._tell(island, results)
             asked = self._ask(island, count, set(exclude))
             candidates = tuple(candidate for candidate, _ in asked)
@@ -315,6 +325,7 @@ class Searcher(Search):
     def _open(self, task: Task) -> _Island:
         rand_state = _digest(self._seed, task.task_id, self._island_number)
         space = design_space(task, sms=self._sms, rand_state=rand_state)
+        self._read(task.task_id, space)
         of_runs = self._borrowed.get(task.task_id, [])
         borrowed = in_turn(of_runs)
         first = min(_PROPOSED_FIRST * len(of_runs), BATCH // 2)

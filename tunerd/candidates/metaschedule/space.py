@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tunerd.candidates.metaschedule.access import accesses_of
@@ -19,10 +20,21 @@ from tunerd.vocabulary import Task
 class DesignSpace:
     """A task's sketches, and what a choice of them is checked by."""
 
+    task: Task
     mod: Any  # the task's unscheduled IRModule
-    design: Design
+    traces: tuple[Any, ...]  # of its sketches
+    sms: int | None
     limits: Limits
     postprocs: tuple[Any, ...]
+
+    @functools.cached_property
+    def design(self) -> Design:
+        sms = self.sms and self.sms / self.task.tenants
+        return Design(self.traces, accesses_of(self.mod), sms=sms)
+
+    def at(self, sms: int | None) -> DesignSpace:
+        """Return the same sketches at another share of a GPU."""
+        return self if sms == self.sms else replace(self, sms=sms)
 
     def allows(self, sketch: Sketch, row: Choices) -> bool:
         """Say whether a choice keeps the limits, as far as that can be told from its numbers."""
@@ -73,8 +85,10 @@ def design_space(task: Task, *, sms: int | None = None, rand_state: int = 1) -> 
         if task.target.is_cuda:
             traces = [_unrolled_late(trace) for trace in traces]
     return DesignSpace(
+        task=task,
         mod=mod,
-        design=Design(traces, accesses_of(mod), sms=sms and sms / task.tenants),
+        traces=tuple(traces),
+        sms=sms,
         limits=_limits(task.target.json),
         postprocs=postprocs,
     )
