@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from tests.lib.build_fixtures import built
 from tunerd.builder.build import build_candidate
 from tunerd.vocabulary import Candidate, Task, default_candidate
 
+_BUILDERS = 8  # threads: to compile takes most of the time, and releases the interpreter
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -27,9 +28,16 @@ def disagreements(cases: Sequence[tuple[Task, Sequence[Candidate]]]) -> list[str
     from tunerd.runner.cuda_device import CudaDevice
 
     device, found = CudaDevice(), []
-    for task, candidates in cases:
-        reference = built(build_candidate(task, default_candidate(task)))
-        for candidate in candidates:
-            failure = disagreement(device, reference, built(build_candidate(task, candidate)))
-            found += [f"{task.name}, {candidate.recipe}: {failure.message}"] if failure else []
+    with ThreadPoolExecutor(_BUILDERS) as pool:
+        building = [
+            (task, c, pool.submit(build_candidate, task, c))
+            for task, candidates in cases
+            for c in (default_candidate(task), *candidates)
+        ]
+        for task, candidate, future in building:
+            build = built(future.result())
+            if candidate.is_default:
+                reference = build
+            elif failure := disagreement(device, reference, build):
+                found.append(f"{task.name}, {candidate.recipe}: {failure.message}")
     return found
