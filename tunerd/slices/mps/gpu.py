@@ -372,7 +372,9 @@ class Gpu:
             "pipe_folder": str(self._control.pipe_folder),
             "epoch": self.epoch,
             "guard": _plain(ProcessId.of(os.getpid())),
-            "daemon": [_plain(p) for p in ([] if self.external else self._control.processes())],
+            # Those that were seen: to look for them reads the memory of all processes, which takes
+            # as long as a driver holds one that was killed.
+            "daemon": [_plain(p) for p in list(self._daemon)],
             "runners": [{"slice_id": s} | _plain(i) for s, i in runners if i is not None],
         }
 
