@@ -248,3 +248,17 @@ def test_what_runners_have_before_they_are_asked_is_no_client_of_a_driver(tmp_pa
     done = run_python("import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)", **driver.environment)
     assert done.returncode == 0, done.stderr
     assert driver.asked() == ["cuInit"]
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("", False), ("fp32", False), ("fp16", True)])
+def test_intrinsics_of_tensor_cores_are_there_before_a_task_where_they_are_needed(
+    precision: str, expected: bool
+) -> None:
+    text = (
+        "import sys; from tunerd.builder import build;"
+        "from tunerd.system.targets import cuda_target;"
+        f"build.preload(cuda_target('9.0'), {precision!r});"
+        "print('tvm.s_tir.tensor_intrin' in sys.modules)"
+    )
+    done = run_python(text)
+    assert done.stdout.strip() == str(expected), done.stderr

@@ -23,9 +23,13 @@ from tunerd.builder.library import export_library, load_tvm
 from tunerd.builder.lowering import tir_pipeline
 from tunerd.candidates import registry
 from tunerd.candidates.base import ENTRY, LoweredKernel, taken
+from tunerd.candidates.tensor_intrinsics import load_tensor_intrinsics
 from tunerd.errors import DiskError, HostError
 from tunerd.system import files
 from tunerd.vocabulary import (
+    BF16,
+    FP16,
+    TF32,
     Build,
     Candidate,
     Failure,
@@ -92,12 +96,17 @@ def build_candidate(
         return Failure(Stage.BUILD, Kind.TIMEOUT, message)
 
 
-def preload(target: TargetSpec) -> None:
-    """Import what builds and searches for a target import sooner or later."""
+def preload(target: TargetSpec, precision: str = "") -> None:
+    """Import what builds and searches for a target import sooner or later.
+
+    precision: that kernels compute in, where it is known. TVM's tensor intrinsics take a second.
+    """
     load_tvm()
     for source in registry.SOURCES.values():
         for name in source.imports(target):
             importlib.import_module(name)
+    if target.is_cuda and precision in (TF32, FP16, BF16):
+        load_tensor_intrinsics()
 
 
 def _link_of(task: Task, candidate: Candidate, lowered: LoweredKernel | None) -> Build:

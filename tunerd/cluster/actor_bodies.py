@@ -96,8 +96,8 @@ class TunerActor:
             os.nice(_NICENESS)
         self._tuner = Tuner(seed=seed, threads=threads, island_number=number, cores=cores)
 
-    def prepare(self, target: TargetSpec) -> None:
-        self._tuner.prepare(target)
+    def prepare(self, target: TargetSpec, precision: str) -> None:
+        self._tuner.prepare(target, precision)
 
     def warm_up(
         self,

@@ -118,7 +118,10 @@ class Membership:
         """
         layout = self._layout
         self._note(layout.tuners, layout.slices)
-        self._cluster.start_tuners(layout.tuners, layout.target, self._settings.seed)
+        settings = self._settings
+        self._cluster.start_tuners(
+            layout.tuners, layout.target, settings.seed, settings.precision or ""
+        )
         self.proofs = tuple(self._cluster.start_slices(layout.slices))
         if len({(p.device, p.sm_count) for p in self.proofs}) > 1:
             raise HostError(

@@ -85,6 +85,7 @@ class Cluster:
         self._tuners: dict[str, Any] = {}
         self._tuner_specs: dict[str, TunerSpec] = {}
         self._target: TargetSpec | None = None
+        self._precision = ""
         self._seed = 0
         self._islands = 0  # given to tuners so far
         self._given: tuple[Any, ...] = ()  # to all tuners
@@ -161,11 +162,16 @@ class Cluster:
 
     # --- tuners --------------------------------------------------------------------------------
 
-    def start_tuners(self, specs: Sequence[TunerSpec], target: TargetSpec, seed: int) -> None:
+    def start_tuners(
+        self, specs: Sequence[TunerSpec], target: TargetSpec, seed: int, precision: str = ""
+    ) -> None:
         """Start tuner actors; they import what searching and building for `target` needs.
 
         Those that an earlier session has left stay, where they are what is asked for.
+
+        precision: that is asked for, "" where the model's own is.
         """
+        self._precision = precision
         if (target, seed) != (self._target, self._seed):
             self._end_tuners(set(self._tuners))
         self._target, self._seed = target, seed
@@ -215,7 +221,7 @@ class Cluster:
         handle = actor.remote(
             self._seed, spec.cpus, self._islands, spec.cores, self._connection.scratch
         )
-        handle.prepare.remote(self._target)
+        handle.prepare.remote(self._target, self._precision)
         self._islands += 1
         self._tuners[spec.tuner_id] = handle
 

@@ -43,11 +43,11 @@ class Tuner:
         self._searches: dict[str, Search] = {}
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="build")
 
-    def prepare(self, target: TargetSpec) -> None:
+    def prepare(self, target: TargetSpec, precision: str = "") -> None:
         """Import what searching and building for a target need, before there are tasks."""
         from tunerd.builder import build
 
-        build.preload(target)
+        build.preload(target, precision)
 
     def warm_up(
         self,

@@ -82,7 +82,9 @@ class TritonSource(CandidateSource):
     name = TRITON
 
     def imports(self, target: TargetSpec) -> tuple[str, ...]:
-        return ("triton", "xgboost") if target.is_cuda and is_installed() else ()
+        if not target.is_cuda or not is_installed():
+            return ()
+        return ("triton", "triton.compiler.code_generator", "xgboost")
 
     def takes(self, task: Task) -> str | None:
         if not task.target.is_cuda:
