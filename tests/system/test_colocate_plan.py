@@ -109,6 +109,7 @@ def test_a_mix_is_planned_served_and_proved(
     printed = capsys.readouterr()
     assert "A plan: 50%: one; 50%: two" in printed.out
     assert "Proof, 0.3 s of poisson load" in printed.out
+    assert "; the sender was late by " in " ".join(printed.out.split())
     assert "measuring one: round 1 of 2" in printed.err
     plan = Plan.read(out / "plan.yaml")
     assert [(m.name, m.share, m.rate, m.tenants) for m in plan.members] == [

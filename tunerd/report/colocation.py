@@ -235,15 +235,21 @@ def _sentences(benched: Benched) -> list[str]:
         if result.outage is not None:
             found += [f"{result.policy}: {said}" for said in _outage_texts(result.outage)]
     found += missing_percentiles(benched.results)
-    late = [r.late_secs for r in benched.results if r.late_secs is not None]
-    if late and benched.plan.load.kind != "closed":
-        found.append(
-            f"the sender was late by {secs_text(max(late))} at most in 99 of 100 requests, which "
-            "their latencies hold"
-        )
+    found += lateness(benched)
     if len(benched.results) > 1:
         found.append(best_sentence(benched.best))
     return found
+
+
+def lateness(benched: Benched) -> list[str]:
+    """Say how late requests were sent, where that is no answer's doing; nothing where none were."""
+    late = [r.late_secs for r in benched.results if r.late_secs is not None]
+    if not late or benched.plan.load.kind == "closed":
+        return []
+    return [
+        f"the sender was late by {secs_text(max(late))} at most in 99 of 100 requests, which "
+        "their latencies hold"
+    ]
 
 
 def _sizes_text(launches: Mapping[int, int]) -> str:

@@ -17,7 +17,7 @@ from tunerd.colocation.planning.planned import PLAN, PlannedMix
 from tunerd.colocation.planning.proof import Proof, Proven
 from tunerd.report import html
 from tunerd.report.calibration import calibration_plot
-from tunerd.report.colocation import bench_json
+from tunerd.report.colocation import bench_json, lateness
 from tunerd.report.origins import origin_text, origins_text, points_grid
 from tunerd.report.terminal import shown, table
 from tunerd.report.view import Grid, Items, Plot, Section, View, caption
@@ -163,7 +163,8 @@ def proof_text(proof: Proof) -> str:
     kept = "every member had what it was promised" if proof.is_kept else "a promise was not kept"
     missed = [each.expected.member for each in proof.members if each.is_kept is False]
     names = f": {', '.join(missed)}" if missed else ""
-    return f"Proof, {load.duration:g} s of {load.kind} load at the mix's rates: {kept}{names}"
+    said = [f"Proof, {load.duration:g} s of {load.kind} load at the mix's rates: {kept}{names}"]
+    return "; ".join([*said, *lateness(proof.benched)])
 
 
 def _gains(forecast: Forecast, found: PlannedMix) -> Grid:
