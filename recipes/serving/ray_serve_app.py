@@ -18,8 +18,10 @@ From Python the model is chosen by the multiplexed model id, and arrays go as th
 A replica fails its health check when its engine takes nothing any more, or when one of its models
 cannot be loaded again, as after a fault that left the GPU's context dead: Ray stops it and starts
 another, which loads them all. A replica that Ray stops answers first what it has taken.
-A replica is a process and a CUDA context of its own: killed, it takes nobody along. That holds
-without MPS; behind an MPS daemon a killed client takes its neighbours along.
+A replica is a process, and with `place: in-process` a CUDA context of its own: killed, it takes
+nobody along. Where an MPS daemon runs for its GPU it is a client of that, which it warns of, and
+takes all other clients along. With `place: mps` it is none: its members are, in processes of their
+own, under a guard outside of Ray's process tree.
 
 Metrics go the way of Ray's own, to the agent of each node, which tells Prometheus of all replicas
 there: a route /metrics would be answered by any one of them. They are those of `fastapi_app` with

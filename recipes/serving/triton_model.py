@@ -13,7 +13,9 @@ first axis more than the member's: inferences, which the engine takes one by one
 Triton hands over what has come while the last batch ran, and takes nothing before all of a batch
 have their answers: a short model waits for the longest of its batch, whatever the policy. An error
 is one request's and not the batch's. Triton ends a process that does not answer with SIGKILL: with
-`place: mps` that process is no client of MPS, and nobody else is taken along.
+`place: mps` that process is no client of MPS, and nobody else is taken along. With `place:
+in-process` it is one where an MPS daemon runs for its GPU, which it warns of, and takes all others
+along.
 
 The engine's counters are among the metrics on Triton's port for Prometheus, 8002.
 """

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import queue
+import sys
+import warnings
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from onnx import helper
 
 from tests.lib.artifact_fixtures import model_of
 from tests.lib.colocation_plans import Script, artifact, inputs
+from tests.lib.fake_driver import OK, Answer, Driver
 from tests.lib.fake_gpu import FakeContexts, FakeCudaModel, FakeGpu, FakeStaged, fake_cuda_place
 from tests.lib.place_subjects import (
     cuda_streams,
@@ -20,9 +24,11 @@ from tests.lib.place_subjects import (
 )
 from tests.lib.super_models import artifact_of, super_artifact
 from tunerd.artifacts.staging import bytes_of
+from tunerd.colocation import MpsClientWarning
 from tunerd.colocation.artifacts import needed_memory, outputs_of
 from tunerd.colocation.places.base import Done, Fault, seat_bytes
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
+from tunerd.colocation.places.gpu_context import GpuContext
 from tunerd.colocation.places.green_contexts import units_of
 from tunerd.colocation.plan import Member
 from tunerd.colocation.work import Lane, Seat
@@ -47,6 +53,61 @@ def test_a_dead_context_takes_every_seat_and_a_new_process_is_asked_for(root: Pa
         assert set(fault.lost) == set(seats)
         with pytest.raises(InfrastructureError, match="start the process again"):
             subject.place.reload(seats[1])
+
+
+class OneGpu(Driver):
+    """One GPU, whose contexts an MPS daemon makes or not, which is known once there is one."""
+
+    CUdevice_attribute = SimpleNamespace(
+        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT="sms", CU_DEVICE_ATTRIBUTE_MPS_ENABLED="mps"
+    )
+
+    def __init__(self, *, is_mps: bool) -> None:
+        super().__init__()
+        self.attributes, self.is_retained = {"sms": 132, "mps": int(is_mps)}, False
+
+    def cuInit(self, flags: int) -> Answer:
+        return (OK,)
+
+    def cuDeviceGet(self, number: int) -> Answer:
+        return OK, number
+
+    def cuDevicePrimaryCtxRetain(self, device: int) -> Answer:
+        self.is_retained = True
+        return OK, "primary"
+
+    def cuCtxSetCurrent(self, context: str) -> Answer:
+        return (OK,)
+
+    def cuDeviceGetName(self, size: int, device: int) -> Answer:
+        return OK, b"a GPU\0"
+
+    def cuDeviceGetUuid(self, device: int) -> Answer:
+        return OK, SimpleNamespace(bytes=bytes(16))
+
+    def cuDeviceGetAttribute(self, attribute: str, device: int) -> Answer:
+        assert self.is_retained
+        return OK, self.attributes[attribute]
+
+
+@pytest.mark.parametrize("is_mps", [True, False])
+def test_a_context_tells_whether_an_mps_daemon_has_made_it(
+    is_mps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bindings = ModuleType("cuda.bindings")
+    bindings.driver = OneGpu(is_mps=is_mps)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    gpu = GpuContext()
+    assert (gpu.is_mps_client, gpu.sm_count) == (is_mps, 132)
+
+
+def test_a_client_of_mps_warns_of_what_becomes_of_the_others_when_it_is_killed() -> None:
+    with pytest.warns(MpsClientWarning, match="all clients of that daemon fail; use `place: mps`"):
+        CudaStreamsPlace(FakeGpu(is_mps_client=True)).close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CudaStreamsPlace(FakeGpu()).close()
 
 
 def test_what_waits_on_the_stream_of_what_hangs_is_lost_with_it(root: Path) -> None:

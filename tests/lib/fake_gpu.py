@@ -51,7 +51,8 @@ class HostMemory:
 class FakeGpu(GpuContext):
     """A GPU without a driver."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_mps_client: bool = False) -> None:
+        self.is_mps_client = is_mps_client
         self.name, self.uuid, self.sm_count, self.dead = "a GPU", "GPU-0", 132, False
         self._driver = HostMemory()
 

@@ -66,16 +66,18 @@ from tunerd.system.lazy_names import lazy_name
 
 if TYPE_CHECKING:
     from tunerd.colocation.engine import Engine
+    from tunerd.colocation.places.gpu_context import MpsClientWarning
     from tunerd.colocation.plan import Plan
     from tunerd.colocation.work import MemberError, RefusedError
 
 _MODULES = {
     "tunerd.colocation.engine": ("Engine",),
+    "tunerd.colocation.places.gpu_context": ("MpsClientWarning",),
     "tunerd.colocation.plan": ("Plan",),
     "tunerd.colocation.work": ("MemberError", "RefusedError"),
 }
 
-__all__ = ["Engine", "MemberError", "Plan", "RefusedError"]
+__all__ = ["Engine", "MemberError", "MpsClientWarning", "Plan", "RefusedError"]
 
 
 def __getattr__(name: str) -> Any:

@@ -115,6 +115,7 @@ class SimulatedGpu(GpuContext):
         self.calls, self.copies_outputs = calls, copies_outputs
         self.driver = self._driver = HostMemory()
         self.name, self.uuid, self.sm_count = "simulated", "GPU-0", 132
+        self.is_mps_client = False
         self.busy_until: list[float] = []  # by stream
 
     def make_current(self) -> None: ...

@@ -3,8 +3,9 @@
 A member is loaded once, its weights are shared by its seats. The hardware divides the GPU among
 the streams of lanes of the whole; a lane of less is a green context with SMs of its own. A kernel
 cannot be ended but with the process, and an error that leaves the context dead takes all seats with
-it: only a new process goes on then. Members need no threads, and a lane takes two requests of whole
-ones at a time (places/cuda_seats.py).
+it: only a new process goes on then. Where there is an MPS daemon this process is its client, which
+it warns of: killed, it takes all other clients along. Members need no threads, and a lane takes two
+requests of whole ones at a time (places/cuda_seats.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import functools
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -37,7 +39,7 @@ from tunerd.colocation.places.cuda_seats import (
     SegmentedSeat,
     WholeSeat,
 )
-from tunerd.colocation.places.gpu_context import GpuContext
+from tunerd.colocation.places.gpu_context import GpuContext, MpsClientWarning
 from tunerd.colocation.places.green_contexts import GreenContexts, Part
 from tunerd.colocation.places.staged import CudaGroup, CudaModel
 from tunerd.colocation.places.tracks import CudaSeat, Track
@@ -49,6 +51,11 @@ from tunerd.vocabulary import Arrays, TensorSpec
 
 _CLOSE_SECS = 5.0
 _WHOLE = ""  # of the GPU, among its parts by lane
+_MPS_CLIENT = (
+    "this process is a client of an MPS daemon itself: if it is killed while it works, all clients "
+    "of that daemon fail; use `place: mps`, whose clients are processes of their own, or stop the "
+    "daemon"
+)
 
 
 class Contexts(Protocol):
@@ -60,6 +67,8 @@ class Contexts(Protocol):
 
 
 class CudaStreamsPlace(Place):
+    """Warns with MpsClientWarning where the context of this process is that of an MPS client."""
+
     kind: ClassVar[str] = "in-process"
     depth: ClassVar[int] = STREAM_DEPTH
 
@@ -71,6 +80,8 @@ class CudaStreamsPlace(Place):
         open_for_several: Callable[[Path], CudaGroup] = load_for_several,
     ) -> None:
         self._gpu = gpu or GpuContext()
+        if self._gpu.is_mps_client:
+            warnings.warn(_MPS_CLIENT, MpsClientWarning, stacklevel=2)
         self._open_model = open_model
         self._make_contexts = make_contexts
         self._contexts: list[Contexts] = []  # of each call of `cut`

@@ -14,8 +14,15 @@ from tunerd.vocabulary import TensorSpec
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 
 
+class MpsClientWarning(UserWarning):
+    """This process is a client of an MPS daemon itself: killed, it takes the others along."""
+
+
 class GpuContext:
-    """Makes the primary context. Raises HostError where there is no GPU, or no cuda-bindings."""
+    """Makes the primary context. Raises HostError where there is no GPU, or no cuda-bindings.
+
+    is_mps_client: whether this process went to an MPS daemon for it, as the driver says.
+    """
 
     def __init__(self) -> None:
         try:
@@ -33,8 +40,8 @@ class GpuContext:
             checked(driver.cuCtxSetCurrent(self._context))
             name = checked(driver.cuDeviceGetName(128, self._device))
             uuid = checked(driver.cuDeviceGetUuid(self._device))
-            attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-            self.sm_count = int(checked(driver.cuDeviceGetAttribute(attribute, self._device)))
+            self.sm_count = self._attribute("MULTIPROCESSOR_COUNT")
+            self.is_mps_client = bool(self._attribute("MPS_ENABLED"))
         except RuntimeError as error:
             raise HostError(
                 f"there is no GPU to share here ({error}); run `tunerd doctor` to see what is "
@@ -79,3 +86,7 @@ class GpuContext:
         (error,) = self._driver.cuStreamQuery(0)  # which does not wait
         known = self._driver.CUresult
         return error not in (known.CUDA_SUCCESS, known.CUDA_ERROR_NOT_READY)
+
+    def _attribute(self, name: str) -> int:
+        attribute = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(checked(self._driver.cuDeviceGetAttribute(attribute, self._device)))
