@@ -28,6 +28,7 @@ sys.path.insert(0, str(RECIPES))
 import fastapi_app
 
 MEMBERS: dict[str, dict[str, Any]] = {"first": {}, "second": {"tenants": ["shop", "press"]}}
+SLICES = {name: {"share": 50} | more for name, more in MEMBERS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +138,11 @@ def test_bytes_that_do_not_fit_are_refused(client: httpx.Client) -> None:
         assert answer.status_code == 400, answer.text
 
 
-def test_many_callers_have_the_answers_of_their_own(root: Path) -> None:
+def test_many_callers_of_slices_of_cores_have_the_answers_of_their_own(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(plan_of(root, SLICES, kind="space"))
+    monkeypatch.setattr(fastapi_app, "Engine", lambda _: engine)
     expected = {
         (name, seed): load(artifact(root, nth))(inputs(seed))
         for nth, name in enumerate(MEMBERS)
@@ -150,21 +155,31 @@ def test_many_callers_have_the_answers_of_their_own(root: Path) -> None:
         assert answer.status_code == 200, answer.text
         assert same(outputs_of(answer.content, answer.headers), expected[name, seed])
 
-    async def load_it(address: str) -> tuple[httpx.Response, str]:
+    async def load_it(address: str) -> str:
         async with httpx.AsyncClient(base_url=address, timeout=60) as http:
             await asyncio.gather(*(ask(http, *key) for _ in range(25) for key in expected))
-            late = document(inputs(), parameters={"timeout": 1})
-            refused = await http.post("/v2/models/first/infer", json=late)
-            return refused, (await http.get("/metrics")).text
+            return (await http.get("/metrics")).text
 
-    with served(plan_of(root, MEMBERS, kind="regulated")) as address:
-        refused, metrics = asyncio.run(load_it(address))
-    assert refused.status_code == 503
-    assert "after its deadline" in refused.json()["detail"]
-    assert 'tunerd_requests_total{model="first",outcome="refused"} 1.0' in metrics
+    with served(engine.plan) as address:
+        metrics = asyncio.run(load_it(address))
+    assert len({proof.which for proof in engine.stats().proofs}) == 2  # each its own cores
+    assert 'tunerd_requests_total{model="first",outcome="completed"} 100.0' in metrics
     assert 'tunerd_requests_total{model="second",outcome="completed"} 100.0' in metrics
     assert 'tunerd_request_seconds_count{model="second"} 100.0' in metrics
     assert "tunerd_faults_total 0.0" in metrics
+
+
+def test_a_deadline_that_cannot_be_met_is_answered_before_the_request_waits(root: Path) -> None:
+    late = document(inputs(), parameters={"timeout": 1})
+    with (
+        served(plan_of(root, MEMBERS, kind="regulated")) as address,
+        httpx.Client(base_url=address, timeout=60) as http,
+    ):
+        refused = http.post("/v2/models/first/infer", json=late)
+        metrics = http.get("/metrics").text
+    assert refused.status_code == 503
+    assert "after its deadline" in refused.json()["detail"]
+    assert 'tunerd_requests_total{model="first",outcome="refused"} 1.0' in metrics
 
 
 def test_a_server_that_is_told_to_stop_answers_what_it_has_taken(

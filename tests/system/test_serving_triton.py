@@ -33,6 +33,7 @@ import triton_config  # noqa: E402
 import triton_model  # noqa: E402
 
 MEMBERS: dict[str, dict[str, Any]] = {"first": {}, "second": {"tenants": ["shop", "press"]}}
+SLICES = {name: {"share": 50} | more for name, more in MEMBERS.items()}
 WAIT_SECS = 120
 
 
@@ -132,9 +133,12 @@ def test_unloading_answers_what_has_come(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["in-process", "processes"])
-def test_many_callers_have_the_answers_of_their_own(root: Path, tmp_path: Path, place: str) -> None:
-    config = written(plan_of(root, MEMBERS, kind="regulated", place=place), tmp_path)
-    server = triton.Server(triton_model.TritonPythonModel(), config)
+def test_many_callers_of_slices_of_cores_have_the_answers_of_their_own(
+    root: Path, tmp_path: Path, place: str
+) -> None:
+    config = written(plan_of(root, SLICES, kind="space", place=place), tmp_path)
+    model = triton_model.TritonPythonModel()
+    server = triton.Server(model, config)
     known = {
         (name, seed): expected(root, nth, seed)
         for nth, name in enumerate(MEMBERS)
@@ -155,6 +159,7 @@ def test_many_callers_have_the_answers_of_their_own(root: Path, tmp_path: Path, 
         each.join()
     server.unload()
     assert not wrong
+    assert len({proof.which for proof in model._engine.stats().proofs}) == 2  # each its own cores
     assert max(server.batches) > 1  # what had come meanwhile came together
     assert triton.metric("tunerd_requests_total", model="second", outcome="completed") == 100
 
