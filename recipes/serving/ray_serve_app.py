@@ -10,7 +10,9 @@ Protocol, as `fastapi_app` has them:
 
     POST /v2/models/NAME/infer
 
-From Python the model is chosen by the multiplexed model id, and arrays go as they are:
+The path names the model. Where there is none, `POST /`, it is chosen by the multiplexed model id,
+which Ray Serve (as of 2.60) reads from the header `serve_multiplexed_model_id`. From
+Python that chooses it, too, and arrays go as they are:
 
     handle = serve.get_app_handle("default").options(multiplexed_model_id="detector")
     outputs = await handle.infer.remote({"x": image})
@@ -52,6 +54,7 @@ from tunerd.colocation import Engine
 from tunerd.errors import InfrastructureError
 
 DRAIN_SECS = 30.0
+_WHERE = "POST /v2/models/NAME/infer, or POST / with the header serve_multiplexed_model_id: NAME"
 
 
 class Settings(BaseModel):
@@ -87,17 +90,15 @@ class Members:
         return outputs
 
     async def __call__(self, request: Request) -> Response:
-        """Answer POST /v2/models/NAME/infer."""
-        since = time.monotonic()
-        match request.url.path.strip("/").split("/"):
-            case ["v2", "models", name, "infer"]:
-                header = request.headers.get(open_inference.HEADER)
-                body = await request.body()
-                found = await open_inference.answer(self._engine, name, body, header)
-                if found.status == 200:
-                    self._metrics.answered(name, time.monotonic() - since)
-                return Response(found.body, found.status, found.headers)
-        return JSONResponse({"detail": "POST /v2/models/NAME/infer"}, 404)
+        """Answer POST /v2/models/NAME/infer, or POST / with a multiplexed model id."""
+        since, name = time.monotonic(), _model_of(request)
+        if not name:
+            return JSONResponse({"detail": _WHERE}, 404)
+        header = request.headers.get(open_inference.HEADER)
+        found = await open_inference.answer(self._engine, name, await request.body(), header)
+        if found.status == 200:
+            self._metrics.answered(name, time.monotonic() - since)
+        return Response(found.body, found.status, found.headers)
 
     def check_health(self) -> None:
         """Raise where only another replica would serve all models; Ray asks again and again."""
@@ -110,6 +111,17 @@ class Members:
     async def __del__(self) -> None:
         """Stop, when Ray has seen the last answer off. What came after that is answered as well."""
         await asyncio.to_thread(self._engine.close, drain_secs=DRAIN_SECS)
+
+
+def _model_of(request: Request) -> str:
+    """Return the name of the model that a request is for, or "" where it names none."""
+    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    match path.strip("/").split("/"):
+        case ["v2", "models", name, "infer"]:
+            return name
+        case [""]:
+            return str(serve.get_multiplexed_model_id())
+    return ""
 
 
 class Metrics:

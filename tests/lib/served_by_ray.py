@@ -1,7 +1,8 @@
 """Serve a plan with two replicas of Ray Serve, and write what became of it to FOLDER/said.json.
 
-Arguments: PLAN FOLDER PORT METRICS_PORT. Many ask at once by the handle and by HTTP; Prometheus'
-port is read; one replica is killed; and another plan's is stopped while it has requests.
+Arguments: PLAN FOLDER PORT METRICS_PORT. Many ask at once by the handle and by HTTP, where the
+path or a header names the model; Prometheus' port is read; one replica is killed; and another
+plan's is stopped while it has requests.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def main() -> None:
         said["loads"] = {
             "handle": under_load(ask, expected),
             "http": under_load(by_http(http), expected),
+            "header": under_load(by_header(http), expected),
         }
     asked = len(said["loads"]) * CALLERS * ROUNDS
     until(lambda: sum(scraped("ray_tunerd_requests_total", "replica").values()) >= asked)
@@ -100,13 +102,18 @@ def by_handle(handle: Any) -> Ask:
 
 
 def by_http(http: httpx.Client) -> Ask:
-    def ask(name: str, seed: int) -> Arrays:
-        body, headers = binary(inputs(seed))
-        answer = http.post(f"/v2/models/{name}/infer", content=body, headers=headers)
-        assert answer.status_code == 200, answer.text
-        return outputs_of(answer.content, answer.headers)
+    return lambda name, seed: posted(http, f"/v2/models/{name}/infer", seed, {})
 
-    return ask
+
+def by_header(http: httpx.Client) -> Ask:
+    return lambda name, seed: posted(http, "/", seed, {"serve_multiplexed_model_id": name})
+
+
+def posted(http: httpx.Client, path: str, seed: int, more: dict[str, str]) -> Arrays:
+    body, headers = binary(inputs(seed))
+    answer = http.post(path, content=body, headers=headers | more)
+    assert answer.status_code == 200, answer.text
+    return outputs_of(answer.content, answer.headers)
 
 
 def wrong_ones(http: httpx.Client) -> list[int]:

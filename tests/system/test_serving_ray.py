@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray.serve.context
 from starlette.requests import Request
 
 from tests.lib import ROOT
@@ -92,14 +93,18 @@ def replica_of(engine: Engine) -> Iterator[Any]:
 
 
 def request(name: str, given: Arrays) -> Request:
+    return request_at(f"/v2/models/{name}/infer", given)
+
+
+def request_at(path: str, given: Arrays, *, root_path: str = "") -> Request:
     body, headers = binary(given)
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body, "more_body": False}
 
     raw = [(key.lower().encode(), value.encode()) for key, value in headers.items()]
-    path = f"/v2/models/{name}/infer"
-    return Request({"type": "http", "method": "POST", "path": path, "headers": raw}, receive)
+    scope = {"type": "http", "method": "POST", "path": root_path + path, "root_path": root_path}
+    return Request(scope | {"headers": raw}, receive)
 
 
 def test_a_replica_is_healthy_until_its_engine_is_closed(script: Script, root: Path) -> None:
@@ -127,6 +132,51 @@ def test_a_replica_with_a_model_that_cannot_be_loaded_again_is_not_healthy(
         with pytest.raises(InfrastructureError, match=r"one is down: .*is not to be loaded"):
             replica.check_health()
         result(engine.submit("two", inputs()))  # until Ray stops it
+
+
+async def ask_with_id(replica: Any, model_id: str, request: Request) -> Any:
+    """Ask as Ray does for a request with that header."""
+    context = ray.serve.context._RequestContext(multiplexed_model_id=model_id)
+    ray.serve.context._serve_request_context.set(context)  # of this task alone
+    return await replica(request)
+
+
+@pytest.mark.parametrize(
+    ("path", "root_path", "model_id", "nth"),
+    [
+        ("/", "", "two", 1),
+        ("/", "/members", "two", 1),
+        ("", "/members", "one", 0),
+        ("/v2/models/one/infer", "/members", "", 0),
+        ("/v2/models/one/infer", "", "two", 0),  # what the path says
+    ],
+)
+def test_the_path_names_the_model_or_the_multiplexed_id_does(
+    script: Script, root: Path, path: str, root_path: str, model_id: str, nth: int
+) -> None:
+    asked = request_at(path, inputs(), root_path=root_path)
+    with replica_of(engine_of(script, plan_of(root, TWO))) as replica:
+        answer = asyncio.run(ask_with_id(replica, model_id, asked))
+    assert answer.status_code == 200, answer.body
+    expected = load(artifact(root, nth))(inputs())
+    assert same(outputs_of(answer.body, answer.headers), expected)
+
+
+@pytest.mark.parametrize(
+    ("path", "model_id", "status", "why"),
+    [
+        ("/", "", 404, b"the header serve_multiplexed_model_id"),
+        ("/v2/models/one", "one", 404, b"POST /v2/models/NAME/infer"),
+        ("/", "nobody", 400, b"nobody"),
+    ],
+)
+def test_a_request_that_names_no_model_is_told_how_to(
+    script: Script, root: Path, path: str, model_id: str, status: int, why: bytes
+) -> None:
+    with replica_of(engine_of(script, plan_of(root, TWO))) as replica:
+        answer = asyncio.run(ask_with_id(replica, model_id, request_at(path, inputs())))
+    assert answer.status_code == status
+    assert why in answer.body
 
 
 def test_a_replica_that_is_stopped_answers_what_it_has_taken(script: Script, root: Path) -> None:
@@ -250,7 +300,7 @@ def served(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["handle", "http"])
+@pytest.mark.parametrize("way", ["handle", "http", "header"])
 def test_many_callers_have_the_answers_of_their_own(
     served: dict[str, Any], way: str, record_property: Callable[[str, object], None]
 ) -> None:
@@ -268,8 +318,8 @@ def test_a_request_that_is_wrong_is_answered_with_its_status(served: dict[str, A
 
 @pytest.mark.slow
 def test_prometheus_is_told_of_every_request_of_all_replicas(served: dict[str, Any]) -> None:
-    assert served["requests"] == {"first completed": 200, "second completed": 200}
-    assert served["seconds"] == {"first": 200, "second": 200}
+    assert served["requests"] == {"first completed": 300, "second completed": 300}
+    assert served["seconds"] == {"first": 300, "second": 300}
     assert served["replicas"] == 2
 
 
