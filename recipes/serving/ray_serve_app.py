@@ -11,8 +11,8 @@ Protocol, as `fastapi_app` has them:
     POST /v2/models/NAME/infer
 
 The path names the model. Where there is none, `POST /`, it is chosen by the multiplexed model id,
-which Ray Serve (as of 2.60) reads from the header `serve_multiplexed_model_id`. From
-Python that chooses it, too, and arrays go as they are:
+which Ray Serve (2.60) reads from the header `serve_multiplexed_model_id`. From Python that chooses
+it, too, and arrays go as they are:
 
     handle = serve.get_app_handle("default").options(multiplexed_model_id="detector")
     outputs = await handle.infer.remote({"x": image})

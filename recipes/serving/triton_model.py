@@ -18,6 +18,11 @@ in-process` it is one where an MPS daemon runs for its GPU, which it warns of, a
 along.
 
 The engine's counters are among the metrics on Triton's port for Prometheus, 8002.
+
+What Triton calls and when, what a request and a response have, the codes of errors and the metrics
+were read in README.md, src/pb_stub.cc and src/stub_launcher.cc of Triton's Python backend at its
+branches r23.10 and r26.06: https://github.com/triton-inference-server/python_backend. 23.10 is the
+first with `is_cancelled` and the code CANCELLED. In tests a stand-in takes Triton's part.
 """
 
 from __future__ import annotations
