@@ -5,9 +5,9 @@ its parameter `member` which one it is for. Its tensors have one axis more than 
 first, which Triton calls the batch: as many inferences. Requests of any members may come together
 in one batch (`allow_ragged_batch`), and what some members do not take is `optional`.
 
-Fields are those of protobuf/model_config.proto, and mean what it says of them, at the branches
-r23.10 and r26.06 of https://github.com/triton-inference-server/common. A group of instances of
-KIND_GPU that names no `gpus` has, as it says, `count` of them on each GPU.
+Fields are those of protobuf/model_config.proto, and mean what it says of them, at the branch r23.10
+of https://github.com/triton-inference-server/common; r26.06 has the same names. A group of
+instances of KIND_GPU that names no `gpus` has, as it says, `count` of them on each GPU.
 """
 
 from __future__ import annotations

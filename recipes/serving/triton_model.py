@@ -19,10 +19,11 @@ along.
 
 The engine's counters are among the metrics on Triton's port for Prometheus, 8002.
 
-What Triton calls and when, what a request and a response have, the codes of errors and the metrics
-were read in README.md, src/pb_stub.cc and src/stub_launcher.cc of Triton's Python backend at its
-branches r23.10 and r26.06: https://github.com/triton-inference-server/python_backend. 23.10 is the
-first with `is_cancelled` and the code CANCELLED. In tests a stand-in takes Triton's part.
+What Triton calls and when, and what a request and a response have, was read in README.md of
+Triton's Python backend at its branch r23.10, and the names of calls, keys, codes and metrics were
+looked up in src/pb_stub.cc and src/stub_launcher.cc there and at r26.06:
+https://github.com/triton-inference-server/python_backend. 23.10 is the first with `is_cancelled`
+and the code CANCELLED. In tests a stand-in takes Triton's part.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What stands for Triton: its module for Python models, and a server with a dynamic batcher.
 
-Only what the README.md of Triton's Python backend (r23.10, r26.06) says of a model that is not
+Only what the README.md of Triton's Python backend (r23.10) says of a model that is not
 decoupled: requests come in batches, `execute` is called by one thread and returns a response for
 each of them, in order.
 """
@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 TYPES = {"TYPE_FP32": "float32", "TYPE_FP16": "float16", "TYPE_INT64": "int64"}
-# Of model_config.proto (r23.10, r26.06): those of each message that a test may meet.
+# Of model_config.proto (r23.10): those of each message that a test may meet.
 FIELDS = {
     "": "name backend max_batch_size dynamic_batching model_transaction_policy instance_group "
     "parameters input output",
