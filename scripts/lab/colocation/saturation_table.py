@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -93,6 +94,7 @@ def table(document: Mapping[str, Any]) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", *(_answers(rates, strongest) if strongest else [])]
+    lines += _parts_of(rates, document["tenants"])
     lines += _of_launches(rates, IN_A_LAUNCH.get(document["model"], _OTHERS_IN_A_LAUNCH))
     lines += [
         f"- memory of the GPU that each process took, {where}: {used / (1 << 20):,.0f} MiB"
@@ -105,7 +107,6 @@ def _answers(rates: Mapping[str, Sequence[float]], strongest: str) -> list[str]:
     ours = [x for x in rates if not x.startswith("PyTorch")]
     if not ours:
         return []
-    alone = [x for x in ours if x.endswith("one after another")]
     winner = best(rates, ours)
     engines = [x for x in ours if x.startswith("engine")]
     eager = best(rates, [x for x in rivals(list(rates)) if "compiled" not in x])
@@ -114,15 +115,30 @@ def _answers(rates: Mapping[str, Sequence[float]], strongest: str) -> list[str]:
         said += [_over(rates, label, rival, TARGET) for rival in dict.fromkeys([strongest, eager])]
     if PROCESSES in rates:
         said.append(_over(rates, winner, PROCESSES, OVER_PROCESSES))
-    if alone and FIRST in rates:
-        base = best(rates, alone)
-        kernels = ratio(rates[base], rates[FIRST])
-        policy = ratio(rates[winner], rates[base])
-        said.append(
-            f"- kernels bring {ratio_text(kernels)} ('{base}' over PyTorch's), the way to run "
-            f"them {ratio_text(policy)}"
-        )
     return said
+
+
+def _parts_of(rates: Mapping[str, Sequence[float]], tenants: int) -> list[str]:
+    """Say what kernels and a launch of all bring, and what the engine keeps of it.
+
+    Multiplied, that is about what the engine does over PyTorch on as many streams. Kernels are
+    compared in the same way of running, a stream for each model, and the engine with these graphs
+    by themselves: in a launch of all, or on streams where there is none.
+    """
+    plain, launch = f"PyTorch, {tenants} streams", f"{tenants} together"
+    tuned = [x for x in rates if x.startswith("tuned") and x.endswith(f", {tenants} streams")]
+    if plain not in rates or not tuned:
+        return []
+    steps = [
+        ("tuned kernels bring", tuned),
+        (f"a launch of {tenants} brings", [x for x in rates if x.startswith(launch)]),
+        ("the engine keeps", [x for x in rates if x.startswith("engine")]),
+    ]
+    found = [("", plain), *((what, best(rates, labels)) for what, labels in steps if labels)]
+    return [
+        f"- {what} {ratio_text(ratio(rates[label], rates[before]))}: '{label}' over '{before}'"
+        for (_, before), (what, label) in itertools.pairwise(found)
+    ]
 
 
 def _of_launches(rates: Mapping[str, Sequence[float]], aim: float) -> list[str]:
