@@ -201,6 +201,23 @@ def test_recipes_have_the_artifacts_that_are_made_for_them() -> None:
         assert wanted == made
 
 
+@pytest.mark.parametrize(
+    ("recipe", "kinds"),
+    [
+        ("ten-replicas-mps", ((latency.TENTH, 10),)),
+        ("short-beside-longer", ((latency.SHORT, 1), (Kind("encoder", 75, batch=160), 1))),
+    ],
+)
+def test_recipes_outside_of_the_parts_have_the_artifacts_that_their_commands_make(
+    recipe: str, kinds: tuple[tuple[Kind, int], ...]
+) -> None:
+    plan = Plan.read(RECIPES / f"{recipe}.yaml")
+    wanted = [member.artifact.parts[-2:] for member in plan.members]
+    assert wanted == [
+        (kind.run(RUNS).name, f"tenant-{seed}") for kind, count in kinds for seed in range(count)
+    ]
+
+
 def test_recipes_of_saturated_models_have_the_artifacts_that_their_commands_make() -> None:
     def wanted(recipe: str) -> list[tuple[str, ...]]:
         return [m.artifact.parts[-2:] for m in Plan.read(RECIPES / recipe).members]
