@@ -20,7 +20,15 @@ from tunerd.report.view import View
 from tunerd.runs.plan import plan_run
 from tunerd.settings import TuneSettings
 from tunerd.settings.option import checked
-from tunerd.vocabulary import CUBLASLT, METASCHEDULE, Candidate, Measurement
+from tunerd.vocabulary import (
+    CUBLASLT,
+    METASCHEDULE,
+    Candidate,
+    Failure,
+    Kind,
+    Measurement,
+    Stage,
+)
 from tunerd.vocabulary.outcome import Finalist, TaskOutcome
 
 
@@ -77,12 +85,43 @@ def test_what_a_library_would_take_is_said_of_each_task_and_of_all() -> None:
     assert [plain(t) for t in texts] == ["cuBLASLt would take 171 µs", "", "by cuBLASLt"]
     (bar,) = library_bars(tasks)
     assert plain(bar.text) == (
-        "cuBLASLt would take 362 µs for the 2 tasks that it computes, which take 220 µs as "
-        "shipped; it ships in 1 of them"
+        "cuBLASLt would take 362 µs for the 2 tasks that it computes (in finals), which take "
+        "220 µs as shipped; it ships in 1 of them"
     )
     (bar,) = library_bars(tasks[2:])
     assert plain(bar.text) == "cuBLASLt computes 1 task, in 20.0 µs, and ships in each"
     assert library_bars(tasks[1:2]) == ()
+
+
+def without_time(task: TaskOutcome, kind: Kind = Kind.INTERRUPTED) -> TaskOutcome:
+    """Return a task whose library the search alone has measured, at 100 us."""
+    missed = Failure(Stage.RUN, kind, "the time for finalists was spent")
+    finalists = tuple(replace(f, measurement=missed, may_win=False) for f in task.finalists)
+    return replace(task, finalists=finalists)
+
+
+def test_what_a_library_took_in_the_search_counts_where_finals_had_no_time() -> None:
+    tasks = [
+        finished(0, 171e-6, 100e-6, won=False),
+        without_time(finished(1, 50e-6, 50e-6, won=False)),
+        without_time(finished(2, 50e-6, 25e-6, won=False)),
+    ]
+    assert [plain(library_text(t)) for t in tasks] == [
+        "cuBLASLt would take 171 µs",
+        *2 * ["cuBLASLt would take 100 µs, as the search measured it"],
+    ]
+    (bar,) = library_bars(tasks)
+    assert bar.searched == 2
+    assert plain(bar.text) == (
+        "cuBLASLt would take 742 µs for the 3 tasks that it computes (1 in finals, 2 as the search "
+        "measured them), which take 350 µs as shipped"
+    )
+    (bar,) = library_bars(tasks[2:])
+    assert "for the 1 task that it computes (as the search measured it)" in plain(bar.text)
+
+
+def test_what_a_library_did_wrong_in_finals_does_not_count() -> None:
+    assert library_bars([without_time(finished(0, 1e-6, 1e-6, won=False), Kind.WRONG_ANSWER)]) == ()
 
 
 def test_reports_show_what_a_library_would_take() -> None:
@@ -95,4 +134,6 @@ def test_reports_show_what_a_library_would_take() -> None:
     assert said in plain(run_markdown(view))
     document = outcome_json(outcome)
     assert document["libraries"][0]["secs"] == pytest.approx(341e-6)
+    assert document["libraries"][0]["searched"] == 0
     assert document["tasks"][0]["libraries_secs"] == {CUBLASLT: pytest.approx(341e-6)}
+    assert document["tasks"][0]["libraries_searched"] == []

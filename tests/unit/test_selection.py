@@ -30,6 +30,7 @@ from tests.lib.record_samples import TASK
 from tests.lib.store_places import proposed
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.records import Store
+from tunerd.report.library_text import library_times
 from tunerd.runs.finals.allowance import FEW_TURNS, Allowance
 from tunerd.runs.finals.quiet_slice import Finals, QuietSlice
 from tunerd.runs.finals.selection import FINALISTS, choose_winners
@@ -334,6 +335,27 @@ def test_the_best_of_a_library_is_measured_again_and_may_win(store: Store) -> No
     quiet = FakeCluster(times(4e-3, 3e-3, 3e-3, 3e-3) | {found.candidate_id: 1e-3})
     (outcome,) = choose(store, quiet, libraries=(CUBLASLT,))
     assert outcome.winner == found
+
+
+def test_without_time_a_library_keeps_what_the_search_says_of_it(store: Store) -> None:
+    measured_in_search(store, 4e-3)
+    found = of_library(store, 2e-3)
+    cluster = FakeCluster(times(4e-3, 1e-3, 1.1e-3, 1.2e-3, 1.3e-3) | {found.candidate_id: 2e-3})
+    (outcome,) = choose_winners(
+        [TASK],
+        store,
+        QuietSlice(cast(Cluster, cluster), "quiet"),
+        say=lambda message: None,
+        unsearched={},
+        libraries=(CUBLASLT,),
+        allowance=Allowance(-1.0, now=lambda: 0.0),
+    )
+    last = outcome.finalists[-1]
+    assert (last.candidate_id, last.may_win) == (found.candidate_id, False)
+    assert isinstance(last.measurement, Failure)
+    assert last.search_secs == pytest.approx(2e-3, rel=0.01)
+    assert library_times(outcome)[CUBLASLT].is_searched
+    assert outcome.is_decided
 
 
 def test_what_a_library_took_before_does_not_ship_without_the_library(store: Store) -> None:

@@ -20,7 +20,7 @@ from tunerd.report.figures import (
     rivals,
     weighted_secs,
 )
-from tunerd.report.library_text import library_bars, library_secs
+from tunerd.report.library_text import library_bars, library_times
 from tunerd.report.run_sections import latency_bars
 from tunerd.report.task_section import task_grid
 from tunerd.report.view import Cell, Grid
@@ -232,7 +232,10 @@ def outcome_json(outcome: Outcome, *, share: str = "") -> dict[str, Any]:
             "is_tuned": task.is_tuned,
             "from_store": task.taken is not None,
             "share_of_time": shares[task.task_id],
-            "libraries_secs": library_secs(task),
+            "libraries_secs": {name: time.secs for name, time in library_times(task).items()},
+            "libraries_searched": [
+                n for n, time in library_times(task).items() if time.is_searched
+            ],
         }
     for latency, described in zip(outcome.latencies, document["latencies"], strict=True):
         seen = median_of(latency)

@@ -53,7 +53,9 @@ class Finalist:
     source: str
     search_secs: float | None  # its median in the search
     measurement: Measurement | Failure
-    may_win: bool = True  # False: measured to judge the search's ranking alone
+    may_win: bool = (
+        True  # False: it judges the search's ranking alone, or is a library's that had no time
+    )
 
     IN_JSON = ("origin",)
 

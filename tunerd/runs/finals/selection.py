@@ -46,6 +46,7 @@ from tunerd.vocabulary.verdict import Verdict
 # Of each task, besides its default; of disturbed trials as many more, and each library's best.
 FINALISTS = 3
 CLEARLY = 1.25  # times as fast in the search: more than chance, since trials are not in turns
+_SPENT = Failure(Stage.RUN, Kind.INTERRUPTED, "the time for finalists was spent")
 _MORE_HEATS = 3  # of as many of the next best, where all finalists turned out to be wrong
 _T = TypeVar("_T")
 
@@ -145,6 +146,9 @@ def choose_winners(
                 entry, refused_before = entry.with_more(more), outcome.note
                 outcome = _decide(task, own, entry, builds, measured, quiet)
                 outcome = replace(outcome, note=outcome.note or refused_before)
+            if entry is not None:
+                cut = [c for c in entries[task.task_id].finalists if c not in entry.all]
+                outcome = _with_libraries(outcome, cut, searched)
             if not outcome.trials:
                 outcome = replace(outcome, note=unsearched.get(task.task_id, outcome.note))
             store.propose([outcome.winner])  # the outcome refers to its trial
@@ -321,8 +325,7 @@ def _left_out(
 
     disturbed: candidates by id that others disturbed in the search: such a default may be faster.
     """
-    spent = Failure(Stage.RUN, Kind.INTERRUPTED, "the time for finalists was spent")
-    note = f"not measured again: {spent.message}"
+    note = f"not measured again: {_SPENT.message}"
     winner, results = entries.default, {}
     default_secs = searched.get(winner.candidate_id)
     known_secs = 0.0 if winner.candidate_id in disturbed else default_secs or 0.0
@@ -344,12 +347,26 @@ def _left_out(
             c.candidate_id,
             c.source,
             searched.get(c.candidate_id),
-            results.get(c.candidate_id, spent),
+            results.get(c.candidate_id, _SPENT),
         )
         for c in (entries.default, *entries.finalists)
     ]
     kept = _kept(task, records, entries.default, default_secs, note, finalists, quiet)
     return replace(kept, winner=winner, best_secs=searched.get(winner.candidate_id))
+
+
+def _with_libraries(
+    outcome: TaskOutcome, cut: Iterable[Candidate], searched: Mapping[str, float]
+) -> TaskOutcome:
+    """Add what the search knows of libraries that there was no time for; they do not win."""
+    added = [
+        Finalist(
+            c.candidate_id, c.source, searched.get(c.candidate_id), _SPENT, may_win=False
+        )
+        for c in cut
+        if c.source in LIBRARIES
+    ]
+    return replace(outcome, finalists=(*outcome.finalists, *added))
 
 
 def _kept(
