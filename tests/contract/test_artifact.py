@@ -117,11 +117,16 @@ def test_the_manifest_says_what_stays_in_fp32(tmp_path: Path, precision: str, dt
     manifest = read_manifest(tmp_path / "a")
     assert manifest["precision"] == precision
     (said,) = (note for note in manifest["notes"] if f"are stored as {dtype}" in note)
-    stored, _, kept = said.partition("; ")
+    stored, kept, computed, operands = said.split("; ")
     assert int(stored.split()[0]) > 0
     assert re.match(r"\d+ stay float32: ", kept)
-    assert "a bias, a scale or another vector" in kept
-    assert "an input of the model" in kept
+    assert "2 a bias, a scale or another vector (fused_conv2d_add_relu, fused_matmul" in kept
+    assert "2 an input of the model (x, offset)" in kept
+    assert re.search(r"5 few values \(\w+, \w+, \w+ and 2 more\)", kept)
+    assert computed == (
+        "all floats are computed in float32, with sums of products and other reductions"
+    )
+    assert operands == f"tensor cores take operands of products as {dtype}"
 
 
 def test_the_manifest_has_each_note_once(tmp_path: Path) -> None:

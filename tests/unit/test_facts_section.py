@@ -11,6 +11,7 @@ from tests.lib.report_runs import gpu_outcome, view
 from tunerd.report.facts_section import model_section
 from tunerd.report.figures import weighted_secs
 from tunerd.report.markdown import run_markdown
+from tunerd.report.markdown_text import text
 from tunerd.report.slice_section import slice_section
 from tunerd.report.view import Pairs
 from tunerd.vocabulary.outcome import Outcome
@@ -37,11 +38,14 @@ def test_the_whole_model_is_held_against_its_kernels(times: float, said: str) ->
         else each
         for each in outcome.latencies
     )
-    (text,) = said_of_the_whole_model(dataclasses.replace(outcome, latencies=latencies))
-    assert said in text
+    (found,) = said_of_the_whole_model(dataclasses.replace(outcome, latencies=latencies))
+    assert said in found
 
 
-STORED = "9 tensors between kernels and weights are stored as float16; 2 stay float32: 2 few values"
+STORED = (
+    "9 tensors between kernels and weights are stored as float16; 2 stay float32: 2 few values "
+    "(mean, fused_matmul_add); all floats are computed in float32, with sums of products"
+)
 
 
 def asked_on_the_page(settings: Mapping[str, object]) -> str:
@@ -76,7 +80,7 @@ def test_the_page_and_markdown_say_what_stays_in_fp32() -> None:
     rows = list(pairs.rows)
     assert [said for name, said in rows if name == "Precision"] == ["fp16, sums in fp32", STORED]
     assert ("Changed on import", STORED) not in rows
-    assert f"- Precision fp16, sums in fp32\n- {STORED}\n" in run_markdown(seen)
+    assert f"- Precision fp16, sums in fp32\n- {text(STORED)}\n" in run_markdown(seen)
 
 
 def test_nothing_is_said_of_a_precision_that_nobody_asked_for() -> None:

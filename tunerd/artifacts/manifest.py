@@ -29,7 +29,8 @@ What its kernels compute in, and what was changed to get there, a variant has as
 
     precision    "fp16"; "as exported" where none was asked for
     notes        sentences, where it is not older: what importing and lowering changed; with fp16
-                 and bf16 also how many tensors are stored so, and which stay float32, and why
+                 and bf16 also how many tensors are stored so, which stay float32, and why, up to
+                 three by the name of their kernel, and what is computed in float32
 
 Of several sizes each variant has
 

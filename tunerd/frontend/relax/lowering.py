@@ -124,7 +124,7 @@ def _lower(model: Model, target: TargetSpec) -> Lowered:
         mod, weights = hoist_constants(mod, num_inputs=len(model.inputs))
         if model.precision in DTYPES:
             mod, weights, stored = store_in(
-                mod, weights, model.precision, num_inputs=len(model.inputs)
+                mod, weights, model.precision, inputs=[t.name for t in model.inputs]
             )
             notes = (*notes, *stored)
         if model.precision == TF32:

@@ -6,8 +6,10 @@ is in between stays as it was. So sums, softmax and norms are in fp32, and a pro
 operands, summed in fp32, is what tensor cores compute. Nothing else decides what stays fp32:
 
 - inputs and outputs of the model, which keep the file's types;
-- what has few values, as means, variances, the features before the last layer and the scores after
-  it: their bytes are nothing, and their digits matter; unless they only become a part of many;
+- what has few values, as means and variances: their bytes are nothing, and their digits matter;
+  unless they only become a part of many;
+- what has few values for each sample and leads to outputs by one layer at most, as the features
+  before the last layer and the scores after it, so that a batch changes nothing there;
 - weights with one dimension, as biases and scales, and those that 16 bits cannot hold;
 - results of kernels with several, unless these are what it only cuts a tensor into, and all that
   is no fp32.
@@ -33,27 +35,38 @@ FEW = 4096  # values, up to which a tensor stays fp32
 DTYPES = {FP16: "float16", BF16: "bfloat16"}
 
 _WIDE, _FEW = "float32", "few values"
+_LAST = "few values of a sample, before or after the last layer"
 _FP16_MAX = 65504.0
+_NAMED = 3  # tensors of each reason, in the sentence on what stays fp32
+# What kernels sum, by parts of their names.
+_SUMS = {
+    "sums of products": ("_matmul", "_conv", "_dense", "_einsum", "_attention"),
+    "softmax": ("_softmax", "_attention"),
+    "norms": ("_norm",),
+    "other reductions": ("_mean", "_sum", "_variance", "_std", "_avg_pool"),
+}
 
 
 def store_in(
-    mod: IRModule, weights: Arrays, precision: str, *, num_inputs: int
+    mod: IRModule, weights: Arrays, precision: str, *, inputs: Sequence[str]
 ) -> tuple[IRModule, Arrays, tuple[str, ...]]:
     """Return a module of fused kernels and its weights with 16 bits between kernels.
 
-    `main` takes `num_inputs` inputs and then the weights. The sentences say what stays fp32.
+    `main` takes the inputs, which have these names in the file, and then the weights. The sentences
+    say what stays fp32.
     """
-    plan = _Plan(mod, weights, DTYPES[precision], num_inputs)
+    plan = _Plan(mod, weights, DTYPES[precision], inputs)
     return plan.rewritten()
 
 
 class _Plan:
     """Which values of `main` are stored in 16 bits."""
 
-    def __init__(self, mod: IRModule, weights: Arrays, dtype: str, num_inputs: int) -> None:
+    def __init__(self, mod: IRModule, weights: Arrays, dtype: str, inputs: Sequence[str]) -> None:
         self._mod, self._weights, self._dtype = mod, weights, dtype
         self._main = mod["main"]
-        self._num_inputs = num_inputs
+        self._inputs, self._num_inputs = inputs, len(inputs)
+        self._params = frozenset(self._main.params)
         self._root: dict[Any, Any] = {}  # variable -> the variable whose memory it is
         self._wide: dict[Any, str] = {}  # such a variable that stays fp32, and why
         self._functions: dict[tuple[str, tuple[str, ...]], Any] = {}
@@ -91,8 +104,50 @@ class _Plan:
                     self._keep(used, "an output of the model, or used as it is")
         for used in _variables(self._main.body.body):
             self._keep(used, "an output of the model")
+        self._keep_the_last()
         self._store_fields()
         self._round_what_is_joined()
+
+    def _keep_the_last(self) -> None:
+        """Keep what leads to outputs by one layer at most and has few values for each sample.
+
+        A layer is a kernel that reads a weight of several dimensions. What only joins or cuts
+        stores what it reads, or could not be left out.
+        """
+        from tvm import relax
+
+        from tunerd.frontend.relax.joins import cut_by, joined_axis
+
+        samples = self._samples()
+        layers: dict[Any, int] = {}  # at most, from a variable to an output
+        for binding in reversed(self._bindings()):
+            value, root = binding.value, self._root_of(binding.var)
+            own = layers.get(root, 0)
+            if _is_kernel(value):
+                kernel = self._mod[value.args[0]]
+                is_moved = cut_by(kernel) is not None or joined_axis(kernel) is not None
+                if own <= 1 and not is_moved and isinstance(root.ty, relax.TensorType):
+                    size = math.prod(int(d) for d in root.ty.shape)
+                    if size <= FEW * samples:
+                        self._keep(root, _LAST)
+                own += any(self._is_matrix(a) for a in value.args[1])
+            for used in _variables(value):
+                layers[self._root_of(used)] = max(layers.get(self._root_of(used), 0), own)
+
+    def _samples(self) -> int:
+        """Return the batch: the first dimension of all inputs and outputs, or 1."""
+        from tvm import relax
+
+        returned = self._main.ret_ty
+        outputs = returned.fields if isinstance(returned, relax.TupleType) else [returned]
+        types = [*(p.ty for p in self._main.params[: self._num_inputs]), *outputs]
+        first = {int(next(iter(t.shape), 1)) for t in types if isinstance(t, relax.TensorType)}
+        return first.pop() if len(first) == 1 else 1
+
+    def _is_matrix(self, var: Any) -> bool:
+        """Say whether a variable is a weight of several dimensions."""
+        array = self._weights.get(str(var.name)) if var in self._params else None
+        return array is not None and sum(d > 1 for d in array.shape) > 1
 
     def _store_fields(self) -> None:
         """Store all pieces of a tensor as it is stored, and fields of other tuples as they are."""
@@ -129,7 +184,7 @@ class _Plan:
             if self._stored(whole) != self._dtype or joined_axis(self._mod[call.args[0]]) is None:
                 continue
             for piece in call.args[1]:
-                if reads[piece] == 1 and self._wide.get(piece) == _FEW:
+                if reads[piece] == 1 and self._wide.get(piece) in (_FEW, _LAST):
                     del self._wide[piece]
 
     def _root_of(self, var: Any) -> Any:
@@ -222,14 +277,52 @@ class _Plan:
         return self._functions[key]
 
     def _sentences(self) -> tuple[str, ...]:
-        roots = {r for r in self._root.values() if str(getattr(r.ty, "dtype", "")) == _WIDE}
-        kept = Counter(self._wide[r] for r in roots if r in self._wide)
-        narrow = len(roots) - kept.total()
-        stored = f"{narrow} tensors between kernels and weights{STORED_AS}{self._dtype}"
-        if not kept:
-            return (stored,)
-        why = ", ".join(f"{count} {reason}" for reason, count in sorted(kept.items()))
-        return (f"{stored}; {kept.total()} stay {_WIDE}: {why}",)
+        roots = [r for r in dict.fromkeys(self._root.values()) if _dtype_of(r) == _WIDE]
+        kept: dict[str, list[Any]] = {}
+        for root in roots:
+            if root in self._wide:
+                kept.setdefault(self._wide[root], []).append(root)
+        total = sum(map(len, kept.values()))
+        said = f"{len(roots) - total} tensors between kernels and weights{STORED_AS}{self._dtype}"
+        if kept:
+            why = ", ".join(f"{len(of)} {r} ({self._names(of)})" for r, of in sorted(kept.items()))
+            said += f"; {total} stay {_WIDE}: {why}"
+        return (f"{said}; {self._computed()}",)
+
+    def _names(self, roots: Sequence[Any]) -> str:
+        """Name some tensors: inputs as the file does, others by a kernel.
+
+        It is the one that writes them or, of weights, reads them first.
+        """
+        found = dict(zip(self._main.params, self._inputs, strict=False))
+        for binding in self._bindings():
+            value = binding.value
+            if _is_kernel(value):
+                name = found[binding.var] = str(value.args[0].name_hint)
+                for used in value.args[1]:
+                    found.setdefault(used, name)
+            else:
+                for used in _variables(value):
+                    found.setdefault(binding.var, found.get(used, used.name))
+        names = list(dict.fromkeys(str(found.get(root, root.name)) for root in roots))
+        rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return ", ".join(names[:_NAMED]) + rest
+
+    def _computed(self) -> str:
+        """Say in what kernels compute, and which sums that is of."""
+        values = [b.value for b in self._bindings() if _is_kernel(b.value)]
+        kernels = [f"_{value.args[0].name_hint}" for value in values]
+        sums = [what for what, of in _SUMS.items() if any(p in k for p in of for k in kernels)]
+        *first, last = sums or [""]
+        among = " and ".join(filter(None, (", ".join(first), last)))
+        said = f"all floats are computed in {_WIDE}{', with ' if among else ''}{among}"
+        if "sums of products" not in sums:
+            return said
+        return f"{said}; tensor cores take operands of products as {self._dtype}"
+
+
+def _dtype_of(var: Any) -> str:
+    return str(getattr(var.ty, "dtype", ""))
 
 
 def narrowed(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
