@@ -277,8 +277,8 @@ def test_a_kernel_computes_its_attention(form: str, precision: str, tmp_path: Pa
         require_agreement(task, found["attention"], cut, tvm)
 
 
-@pytest.mark.parametrize("size", [40, 96])
-def test_heads_of_any_size_are_padded(size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [32, 40, 64, 96, 128])
+def test_heads_of_any_size_are_computed_with_padding_if_need_be(size: int, tmp_path: Path) -> None:
     def form(b: Builder) -> str:
         parts = [b.linear("x", HEADS * size, seed=n) for n in range(3)]
         shaped = [b("Reshape", p, ints(1, TOKENS, HEADS, size)) for p in parts]

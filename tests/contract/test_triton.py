@@ -157,6 +157,16 @@ CASES: dict[str, tuple[list[Node], dict[str, tuple[int, ...]], dict[str, tuple[i
         {"s": (96,), "b": (96,)},
     ),
     "transpose": ([("Transpose", ["x"], "y", {"perm": [0, 2, 1]})], {"x": (3, 20, 33)}, {}),
+    "product of 197 rows": (
+        [("MatMul", ["x", "w"], "m", {}), ("Add", ["m", "b"], "y", {})],
+        {"x": (1, 197, 48)},
+        {"w": (48, 40), "b": (40,)},
+    ),
+    "product with a transposed weight": (
+        [("Gemm", ["x", "w", "b"], "y", {"transB": 1})],
+        {"x": (20, 64)},
+        {"w": (48, 64), "b": (48,)},
+    ),
 }
 
 
@@ -233,6 +243,32 @@ def test_products_by_tensor_cores_are_of_what_has_rows(tvm: Any) -> None:
         nodes, inputs, weights = CASES[case]
         templates = templates_of(task_of(nodes, inputs, weights, precision="fp16"))
         assert set(templates) == expected, case
+
+
+def test_a_product_with_a_transposed_weight_is_one_kernel_of_the_template(tvm: Any) -> None:
+    nodes, inputs, weights = CASES["product with a transposed weight"]
+    found = kernels(nodes, inputs, weights, precision="fp16")
+    (task,) = found.tasks
+    assert set(templates_of(task)) == {"product"}
+    assert found.lowered.mod["main"].script().count("R.call_tir") == 1
+
+
+def test_a_split_product_has_the_same_bits_in_any_order_of_its_blocks(tvm: Any) -> None:
+    nodes, inputs, weights = CASES["convolution"]
+    task = task_of(nodes, inputs, weights, precision="fp16")
+    template = templates_of(task)["product"]  # type: ignore[index]
+    given = [comparison_values(spec, 0, i) for i, spec in enumerate(task.args)]
+    cuts = [cut for cut in template.tiles() if cut.splits > 2]
+    for cut in random.Random(0).sample(cuts, 2):
+        found = []
+        for backwards in (False, True):
+            arrays = [array.copy() for array in given]
+            scratch = [np.zeros(4096, np.int32), np.zeros(template.workspace(cut), np.float32)]
+            triton_in_numpy.run_all(
+                template.launches(cut, "k"), [*arrays, *scratch], backwards=backwards
+            )
+            found.append(arrays[-1].tobytes())
+        assert found[0] == found[1], cut
 
 
 def test_fp32_takes_no_tensor_cores(tvm: Any) -> None:
