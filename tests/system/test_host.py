@@ -253,6 +253,16 @@ def test_features_that_a_hypervisor_hides_are_switched_off() -> None:
     assert targets.hidden_features(llvm, []) == set()  # no x86
 
 
+def test_features_that_the_kernel_shows_of_a_cpu_that_llvm_takes_for_another_are_switched_on() -> (
+    None
+):
+    llvm = {"avx", "avx2", "fma", "sse4.2"}
+    flags = ["avx", "avx2", "fma", "sse4_2", "amx_int8", "amx_tile", "avx512_vnni", "avx512_fp16"]
+    assert targets.shown_features(llvm, flags) == {"amx-int8", "amx-tile", "avx512vnni"}
+    assert targets.shown_features({*llvm, "avx512vnni"}, flags[:4]) == set()
+    assert targets.shown_features(llvm, []) == set()  # no x86
+
+
 def test_the_cuda_target_has_the_limits_that_tvm_gives_the_architecture() -> None:
     from tvm.target import Target
 

@@ -19,9 +19,10 @@ _USED = frozenset((
 def cpu_target_json(num_cores: int) -> TargetSpec:
     """Return the llvm target of this host's CPU, for code that runs on `num_cores` of its cores.
 
-    Imports TVM (seconds). LLVM names the CPU by its model number; features that a hypervisor hides
-    from that model are switched off, so that no kernel dies of an illegal instruction; so is AMX
-    where a process is not given leave to use it.
+    Imports TVM (seconds). LLVM names the CPU by its model number, which a hypervisor may make up:
+    features that it hides from that model are switched off, so that no kernel dies of an illegal
+    instruction, and those that it shows although the model has none are switched on. AMX is
+    neither's where a process is not given leave to use it.
 
     LLVM works at its level 2. At 3, TVM's default, it unrolls further: builds take longer, and the
     best kernels are no faster (scripts/lab/compile/llvm_levels.py).
@@ -39,9 +40,10 @@ def cpu_target_json(num_cores: int) -> TargetSpec:
     flags = cpu_field("flags").split()
     if not amx.permitted():
         flags = [flag for flag in flags if not flag.startswith("amx")]
-    hidden = sorted(hidden_features(features, flags))
-    if hidden:
-        description["mattr"] = [f"-{feature}" for feature in hidden]
+    changed = [f"-{feature}" for feature in sorted(hidden_features(features, flags))]
+    changed += [f"+{feature}" for feature in sorted(shown_features(features, flags))]
+    if changed:
+        description["mattr"] = changed
     return TargetSpec("llvm", json.dumps(description, sort_keys=True))
 
 
@@ -62,9 +64,20 @@ def hidden_features(llvm_features: set[str], kernel_flags: list[str]) -> set[str
     """Return the vector features of LLVM's CPU that the kernel does not list; both spell alike."""
     if not kernel_flags:  # not x86: /proc/cpuinfo has no line `flags`
         return set()
-    known = {flag.replace("_", "") for flag in kernel_flags}
+    known = {_plain(flag) for flag in kernel_flags}
     vector = {f for f in llvm_features if f.startswith(("avx", "amx")) or f in ("fma", "f16c")}
-    return {f for f in vector if f.replace("-", "").replace(".", "") not in known}
+    return {f for f in vector if _plain(f) not in known}
+
+
+def shown_features(llvm_features: set[str], kernel_flags: list[str]) -> set[str]:
+    """Return what kernels compute by that the kernel lists, and LLVM's CPU does not have."""
+    known = {_plain(flag) for flag in kernel_flags}
+    return {f for f in {*_USED, *amx.FEATURES} - llvm_features if _plain(f) in known}
+
+
+def _plain(name: str) -> str:
+    """Spell a feature as neither LLVM nor the kernel does: avx512_vnni, amx-int8, avx10.1."""
+    return name.replace("_", "").replace("-", "").replace(".", "")
 
 
 def cuda_target(compute_capability: str, *, l2_bytes: int | None = None) -> TargetSpec:
