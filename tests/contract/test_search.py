@@ -16,7 +16,8 @@ from tests.lib import ROOT
 from tests.lib.artifact_fixtures import CUDA
 from tests.lib.build_fixtures import built, conv_task, default_of, matmul_task
 from tunerd.builder.build import build_candidate
-from tunerd.candidates.metaschedule.search import BATCH, Searcher
+from tunerd.candidates.base import BATCH
+from tunerd.candidates.metaschedule.search import Searcher
 from tunerd.candidates.registry import lower
 from tunerd.vocabulary import (
     Candidate,

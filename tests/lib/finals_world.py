@@ -141,12 +141,11 @@ def choose(
     store: Store,
     cluster: FakeCluster,
     tasks: Sequence[Task] = (TASK,),
-    libraries: Sequence[str] = (),
+    **options: Any,
 ) -> list[TaskOutcome]:
+    """Choose the tasks' winners with options of `choose_winners`."""
     quiet = QuietSlice(cast(Cluster, cluster), "quiet")
-    chosen = choose_winners(
-        tasks, store, quiet, say=lambda message: None, unsearched={}, libraries=libraries
-    )
+    chosen = choose_winners(tasks, store, quiet, say=lambda message: None, unsearched={}, **options)
     return list(chosen)
 
 

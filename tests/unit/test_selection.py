@@ -216,14 +216,7 @@ def chosen_within(store: Store, cluster: FakeCluster, secs: float) -> tuple[Task
     """Choose the winner of a task in so much time, on a clock that stands still."""
     searched(store, 1e-3, 1.1e-3, 1.2e-3)
     allowance = Allowance(secs, now=lambda: 0.0)
-    (outcome,) = choose_winners(
-        [TASK],
-        store,
-        QuietSlice(cast(Cluster, cluster), "quiet"),
-        say=lambda message: None,
-        unsearched={},
-        allowance=allowance,
-    )
+    (outcome,) = choose(store, cluster, allowance=allowance)
     return outcome, allowance
 
 
@@ -341,15 +334,8 @@ def test_without_time_a_library_keeps_what_the_search_says_of_it(store: Store) -
     measured_in_search(store, 4e-3)
     found = of_library(store, 2e-3)
     cluster = FakeCluster(times(4e-3, 1e-3, 1.1e-3, 1.2e-3, 1.3e-3) | {found.candidate_id: 2e-3})
-    (outcome,) = choose_winners(
-        [TASK],
-        store,
-        QuietSlice(cast(Cluster, cluster), "quiet"),
-        say=lambda message: None,
-        unsearched={},
-        libraries=(CUBLASLT,),
-        allowance=Allowance(-1.0, now=lambda: 0.0),
-    )
+    allowance = Allowance(-1.0, now=lambda: 0.0)
+    (outcome,) = choose(store, cluster, libraries=(CUBLASLT,), allowance=allowance)
     last = outcome.finalists[-1]
     assert (last.candidate_id, last.may_win) == (found.candidate_id, False)
     assert isinstance(last.measurement, Failure)

@@ -10,7 +10,6 @@ the first candidates are the best of those.
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import time
@@ -21,8 +20,9 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from tunerd.candidates.base import BATCH, Search, SearchSettings
+from tunerd.candidates.base import Search, SearchSettings
 from tunerd.candidates.cost_model import CostModel
+from tunerd.candidates.transferred import in_turn, most_first
 from tunerd.vocabulary import (
     Candidate,
     Proposal,
@@ -40,7 +40,6 @@ _ALIKE = 2  # of a batch with the same tile, differing in stages or warps
 _SIZES = ("rows", "columns", "depth", "splits", "groups", "fills_steps", "is_ahead")  # of a tile
 _KIND = "is_ahead"  # what an estimate may have wrong for all cuts of a template alike
 _BY_ESTIMATE = 0.15  # of later candidates
-_OF_A_RUN = 4  # of what another run measured, at most so many are proposed first
 _SMS = 132  # where a share's are not known
 
 
@@ -193,9 +192,8 @@ class TemplateSearch(Search):
         """Return the best of each other run in turn, few of them with one tile."""
         of_runs = self._best.get(space.task.task_id, [])
         place_of = {recipe: place for place, recipe in enumerate(space.recipes)}
-        turns = itertools.chain.from_iterable(itertools.zip_longest(*of_runs))
-        places = dict.fromkeys(place_of[recipe] for recipe in turns if recipe in place_of)
-        return self._unlike(space, list(places), min(BATCH // 2, _OF_A_RUN * len(of_runs)))
+        places = [place_of[recipe] for recipe in in_turn(of_runs) if recipe in place_of]
+        return self._unlike(space, places, most_first(len(of_runs)))
 
     def _tell(self, space: _Space, results: Sequence[Result]) -> None:
         for result in results:
@@ -247,8 +245,7 @@ def _by_turns(space: _Space, places: Sequence[int]) -> list[int]:
     kinds: dict[int, list[int]] = {}
     for place in places:
         kinds.setdefault(getattr(space.tiles[place][1], _KIND, 0), []).append(place)
-    turns = itertools.zip_longest(*kinds.values())
-    return [place for turn in turns for place in turn if place is not None]
+    return in_turn(kinds.values())
 
 
 def _tile_of(tile: tuple[str, Any]) -> tuple[Any, ...]:

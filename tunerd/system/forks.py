@@ -59,25 +59,23 @@ class ForkServer:
 
     Args:
         module, arguments: what it is to have: `module.preload(*arguments)` is called in it.
-        environment: what it starts from; ours if not given. Forks have the one that is told.
     """
 
-    def __init__(
-        self, module: str, *arguments: str, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, module: str, *arguments: str) -> None:
         self._lock = threading.Lock()  # held while there is a message to send or to receive
         self._statuses: dict[int, int] = {}  # of what has ended, by pid, until it is asked for
         self._is_ready = False
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tunerd.system.fork_server", module, *arguments],
+            self._process = spawn.start(
+                "tunerd.system.fork_server",
+                module,
+                *arguments,
                 # A library of linear algebra would start a thread for each core.
-                env={**(environment or spawn.environment()), "OPENBLAS_NUM_THREADS": "1"},
+                changes={"OPENBLAS_NUM_THREADS": "1"},
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
-                cwd="/",
             )
 
     @property

@@ -53,9 +53,7 @@ class Finalist:
     source: str
     search_secs: float | None  # its median in the search
     measurement: Measurement | Failure
-    may_win: bool = (
-        True  # False: it judges the search's ranking alone, or is a library's that had no time
-    )
+    may_win: bool = True  # False: it judges the search's ranking, or is a library left out
 
     IN_JSON = ("origin",)
 

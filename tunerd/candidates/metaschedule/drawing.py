@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
@@ -69,12 +68,6 @@ def unlike(
         else:
             rest.append(choice)
     return chosen, rest
-
-
-def in_turn(lists: Sequence[Sequence[Choice]]) -> list[Choice]:
-    """Return the first of each list, then the second of each, and so on, every choice once."""
-    ordered = {c.key: c for rank in zip_longest(*lists) for c in rank if c is not None}
-    return list(ordered.values())
 
 
 def first_of_each(rows: Choices) -> npt.NDArray[np.int64]:

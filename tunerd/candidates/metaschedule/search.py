@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunerd.candidates.base import BATCH, LoweredKernel, Search
+from tunerd.candidates.base import LoweredKernel, Search
 from tunerd.candidates.cost_model import CostModel
 from tunerd.candidates.metaschedule.design import Design, Limits
 from tunerd.candidates.metaschedule.drawing import (
@@ -39,13 +39,13 @@ from tunerd.candidates.metaschedule.drawing import (
     by_chance,
     by_score,
     first_of_each,
-    in_turn,
     unlike,
 )
 from tunerd.candidates.metaschedule.gpu_estimate import Columns
 from tunerd.candidates.metaschedule.knobs import UNDECIDED, Choices
 from tunerd.candidates.metaschedule.space import DesignSpace, design_space
 from tunerd.candidates.metaschedule.traces import SOFTWARE_PIPELINE
+from tunerd.candidates.transferred import in_turn, most_first
 from tunerd.vocabulary import (
     METASCHEDULE,
     Candidate,
@@ -73,7 +73,6 @@ _EXPLORED_AT_FIRST = 0.2  # while less than _KNOWN results of the task are known
 _KNOWN = 32
 _MAX_ALIKE = 2  # of a batch that differ in nothing but unrolling, vector widths or locations
 _MAX_TRIES = 4  # traces applied for each candidate asked for
-_PROPOSED_FIRST = 4  # of another run, no two with the same tiles
 _EMPTY_ROUNDS = 3  # after which a task has nothing more to propose
 
 
@@ -327,8 +326,7 @@ class Searcher(Search):
         space = design_space(task, sms=self._sms, rand_state=rand_state)
         self._read(task.task_id, space)
         of_runs = self._borrowed.get(task.task_id, [])
-        borrowed = in_turn(of_runs)
-        first = min(_PROPOSED_FIRST * len(of_runs), BATCH // 2)
+        borrowed = in_turn(of_runs, key=lambda choice: choice.key)
         island = _Island(
             task=task,
             mod=space.mod,
@@ -337,7 +335,7 @@ class Searcher(Search):
             postprocs=space.postprocs,
             random=np.random.default_rng(rand_state),
             borrowed=borrowed,
-            first=unlike(space.design, borrowed, first, most_alike=1)[0],
+            first=unlike(space.design, borrowed, most_first(len(of_runs)), most_alike=1)[0],
         )
         self._islands[task.task_id] = island
         return island

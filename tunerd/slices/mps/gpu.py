@@ -69,7 +69,6 @@ class Gpu:
         log_folder = external_log_folder() if external else self._control.log_folder
         self._server_log = ServerLog(log_folder / LOG_NAME)
         self._daemon: set[ProcessId] = set()  # of ours, and its servers, as far as they were seen
-        self._is_seen = False  # whether a server of the daemon was, in this epoch
         self._killed: frozenset[ProcessId] = frozenset()  # which may need long to be gone
         self._runners: dict[str, GpuRunner] = {}
         self._specs: dict[str, SliceSpec] = {}  # by slice
@@ -206,7 +205,7 @@ class Gpu:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.1)
-        if not self._is_seen:  # its server is there by now
+        if len(self._daemon) < 2:  # its server is there by now
             self._see_daemon()
         return listed
 
@@ -347,7 +346,6 @@ class Gpu:
         """Watch the daemon as it is now: what it wrote, and who is gone, belongs to the past."""
         self._server_log.forget()
         self._daemon.clear()
-        self._is_seen = False
         self._see_daemon()
         self._save()
 
@@ -358,7 +356,6 @@ class Gpu:
                 self._pids |= set(self._control.servers() or ())
             else:
                 self._daemon |= set(found) - self._killed
-            self._is_seen = len(self._daemon) > 1
             self._pids |= {p.pid for p in found}
 
     def state(self) -> dict[str, Any]:
