@@ -360,9 +360,7 @@ def _with_libraries(
 ) -> TaskOutcome:
     """Add what the search knows of libraries that there was no time for; they do not win."""
     added = [
-        Finalist(
-            c.candidate_id, c.source, searched.get(c.candidate_id), _SPENT, may_win=False
-        )
+        Finalist(c.candidate_id, c.source, searched.get(c.candidate_id), _SPENT, may_win=False)
         for c in cut
         if c.source in LIBRARIES
     ]
