@@ -436,3 +436,14 @@ def test_the_same_share_is_not_warned_of(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", tunerd.MismatchWarning)
         tunerd.load(tmp_path / "a")
+
+
+def test_inputs_that_a_script_still_has_at_its_end_are_left_to_the_system() -> None:
+    ended = run_python(
+        "from tests.lib.fake_gpu import HostMemory\n"
+        "from tunerd.artifacts.staging import PinnedArrays\n"
+        "from tunerd.vocabulary import TensorSpec\n"
+        "import threading  # which has it for longer than the module of the arrays is there\n"
+        "threading.kept = PinnedArrays(HostMemory(), [TensorSpec('x', (2, 3), 'float32')])\n"
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -43,15 +44,16 @@ class PinnedMemory:
 
     def __init__(self, driver: Any, size_bytes: int) -> None:
         """Take it of the calling thread's context. Raises RuntimeError where there is none."""
-        self._driver = driver
-        self._context = checked(driver.cuCtxGetCurrent())
+        context = checked(driver.cuCtxGetCurrent())
         self.address = int(checked(driver.cuMemHostAlloc(max(size_bytes, 1), _PORTABLE)))
+        # Not at the end of the process, of which nothing is left either way.
+        weakref.finalize(self, _free, driver, context, self.address).atexit = False
 
-    def __del__(self) -> None:
-        if address := getattr(self, "address", 0):
-            # Of a context that is gone, all is gone.
-            with contextlib.suppress(RuntimeError), current(self._driver, self._context):
-                self._driver.cuMemFreeHost(address)
+
+def _free(driver: Any, context: Any, address: int) -> None:
+    # Of a context that is gone, all is gone.
+    with contextlib.suppress(RuntimeError), current(driver, context):
+        driver.cuMemFreeHost(address)
 
 
 def laid_out(specs: Sequence[TensorSpec]) -> tuple[list[tuple[int, int]], int]:
