@@ -34,6 +34,7 @@ from tunerd.colocation.planning.features import features_of
 from tunerd.colocation.planning.kept import kept
 from tunerd.colocation.planning.mix import Mix
 from tunerd.colocation.planning.pairs import Pair, Side, append
+from tunerd.colocation.planning.placement import Forecast
 from tunerd.errors import ExitCode, InputError, ModelError
 from tunerd.records.paths import Paths
 from tunerd.records.points import MachineKind
@@ -315,16 +316,28 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def cost(models: Sequence[Served], *, device: str, **_: Any) -> dict[str, EngineCost]:
         done.append("the engine")
+        return costs(models, device, 1e-5)
+
+    def rehearse(
+        _: Plan, found: Forecast, models: Sequence[Served], *, device: str, **__: Any
+    ) -> dict[str, EngineCost]:
+        done.append("a rehearsal")
+        return costs(models, device, 3e-5, lanes=len(found.placement.lanes))
+
+    def costs(
+        models: Sequence[Served], device: str, secs: float, *, lanes: int = 0
+    ) -> dict[str, EngineCost]:
         return {
-            each.name: EngineCost(architecture, on, rate, 1e-5, 2e-5, all_rate)
+            each.name: EngineCost(architecture, on, rate, secs, 2 * secs, all_rate, lanes=lanes)
             for each in models
-            for architecture, on, rate, all_rate in [key_of(each, models, device)]
+            for architecture, on, rate, all_rate, _ in [key_of(each, models, device)]
         }
 
     monkeypatch.setattr("tunerd.api.studies.profile", profile)
     monkeypatch.setattr("tunerd.api.mixes.points_of", points_of)
     monkeypatch.setattr("tunerd.colocation.planning.pairs.measure", pair)
     monkeypatch.setattr("tunerd.colocation.planning.engine_cost.measure", cost)
+    monkeypatch.setattr("tunerd.colocation.planning.engine_cost.rehearse", rehearse)
     return done
 
 
@@ -334,8 +347,11 @@ def test_what_one_plan_measured_the_next_takes_from_the_teams_store(
 ) -> None:
     mix = written(folder, curves=[], store="sqlite:///team.sqlite")
     first = api.colocate_plan(mix, out=folder / "first", prove_it=False)
-    assert measured == ["one at [50, 100]", "two at [50, 100]", "the engine", "a pair"]
+    curves = ["one at [50, 100]", "two at [50, 100]"]
+    assert measured == [*curves, "the engine", "a pair", "a rehearsal"]
     assert {point.origin for point in first.curves} == {None}
+    assert first.answer.chosen is not None
+    assert {e.engine.p50_secs for e in first.answer.chosen.expected if e.engine} == {3e-5}
     again = api.colocate_plan(mix, out=folder / "first", dry_run=True)
     assert {pair.origin for pair in again.pairs.measured} == {None}  # its own, not the team's
     measured.clear()
@@ -358,7 +374,7 @@ def test_what_one_plan_measured_the_next_takes_from_the_teams_store(
     kind = MachineKind("CPU of another kind", 2, "", "")
     monkeypatch.setattr("tunerd.api.mixes.kind_of_machine", lambda *_: kind)
     api.colocate_plan(mix, out=folder / "third", prove_it=False)
-    assert len(measured) == 4
+    assert len(measured) == 5
 
 
 @needs_two_cores

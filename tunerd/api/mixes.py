@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tunerd.api.colocation import without_mismatches
 from tunerd.api.mix_artifacts import MixArtifacts, Steps
+from tunerd.api.mix_costs import MixCosts, like
 from tunerd.api.mix_sources import (
     device_of,
     kind_of_machine,
@@ -25,8 +26,8 @@ from tunerd.api.mix_sources import (
 from tunerd.api.run import Artifact, OnStep, StrPath, nothing
 from tunerd.artifacts.manifest import MANIFEST, sha256_of
 from tunerd.colocation.places.base import seat_bytes
-from tunerd.colocation.plan import Member, Plan
-from tunerd.colocation.planning import engine_cost, features, launched, pairs
+from tunerd.colocation.plan import Plan
+from tunerd.colocation.planning import features, launched, pairs
 from tunerd.colocation.planning.answer import Answer, answer, plan_of, unknown
 from tunerd.colocation.planning.curves import Curves, Origin, Point, read_points
 from tunerd.colocation.planning.engine_cost import EngineCost
@@ -36,7 +37,7 @@ from tunerd.colocation.planning.lacking import Lacking
 from tunerd.colocation.planning.mix import Entry, Mix, names_of
 from tunerd.colocation.planning.neighbours import neighbours
 from tunerd.colocation.planning.pairs import PAIRS, Pairs
-from tunerd.colocation.planning.placement import WHOLE, Subject
+from tunerd.colocation.planning.placement import Subject
 from tunerd.colocation.planning.planned import ANSWER, PLAN, PlannedMix
 from tunerd.colocation.planning.proof import prove
 from tunerd.colocation.planning.team import Team
@@ -47,7 +48,7 @@ from tunerd.system import host
 from tunerd.system.store_address import StoreAddress
 
 PROFILE = "tunerd profile"  # how points of one tenant are measured
-_MOST_PASSES = 4  # in which pairs of a new plan are measured
+_MOST_PASSES = 6  # in which pairs of a new plan are measured, and it is rehearsed
 
 
 def colocate_plan(
@@ -167,14 +168,27 @@ class _Work:
                 self._lacking.add_engine(mix)
             said = unknown(self._lacking.lines)
             return PlannedMix(mix, self._folder, said, None, None, self.curves, table, no_estimate)
-        costs = self._costs(subjects, self._device)
+        engine = MixCosts(
+            mix,
+            self._folder,
+            self._device,
+            self.curves,
+            self._team,
+            self._steps,
+            self._lacking,
+            is_dry=self._is_dry,
+        )
+        costs = engine.alone(subjects)
         found, plan = self._answered(subjects, table, costs)
         for _ in range(_MOST_PASSES):
-            if self._is_dry or mix.search.pairs != "measure" or plan is None:
+            if plan is None:
                 break
-            if not self._measured_pairs(found, subjects, table, plan):
+            if self._measured_pairs(found, subjects, table, plan):
+                table, no_estimate = self._pairs(table.measured, self._device)
+            elif rehearsed := engine.rehearsed(found, subjects, costs, plan):
+                costs = rehearsed
+            else:
                 break
-            table, no_estimate = self._pairs(table.measured, self._device)
             found, plan = self._answered(subjects, table, costs)
         return PlannedMix(mix, self._folder, found, plan, None, self.curves, table, no_estimate)
 
@@ -288,7 +302,7 @@ class _Work:
                 [kernels, *others][:count],
                 share,
                 count=count,
-                like=_like(self._mix, kernels),
+                like=like(self._mix, kernels),
                 rounds=self._mix.search.rounds,
                 round_secs=max(1.0, self._mix.search.visit),
                 say=functools.partial(self._steps.say_of, f"measuring {what}"),
@@ -322,54 +336,6 @@ class _Work:
                 found = points_in(path, name)
                 return [dataclasses.replace(point, origin=Origin(str(path))) for point in found]
         raise InputError(f"{path} is a profile of none of the mix's artifacts; leave it out")
-
-    def _costs(self, subjects: Sequence[Subject], device: str) -> dict[str, EngineCost]:
-        """Return what the engine takes beyond each entry's model, measured before or now."""
-        models = engine_cost.at_most_busy(self._served(subjects))
-        if not models:
-            return {}
-        path = self._folder / engine_cost.COSTS
-        known = {cost.key: cost for cost in engine_cost.read_costs(path)}
-        keys = {each.name: engine_cost.key_of(each, models, device) for each in models}
-        for key in {*keys.values()} - known.keys():
-            if (shared := self._team.cost(key)) is not None:
-                known[key] = shared
-        if {*keys.values()} <= known.keys():
-            return {name: known[key] for name, key in keys.items()}
-        if self._is_dry:
-            self._lacking.add_engine(self._mix)
-            return {name: known[key] for name, key in keys.items() if key in known}
-        found = engine_cost.measure(
-            models,
-            device=device,
-            like=_like(self._mix, models[0].kernels),
-            say=functools.partial(self._steps.say_of, "the engine with all models"),
-        )
-        for cost in {cost.key: cost for cost in found.values()}.values():
-            engine_cost.append(path, cost)
-            self._team.keep_cost(cost)
-        return found
-
-    def _served(self, subjects: Sequence[Subject]) -> list[engine_cost.Served]:
-        """Return the models of all entries, each at the rate of all of its members.
-
-        No model where they do not fit into the memory together: then no plan does.
-        """
-        found: dict[str, engine_cost.Served] = {}
-        firsts = {subject.of: subject for subject in reversed(subjects)}.values()
-        needed = sum(subject.shared_bytes + subject.each_bytes for subject in firsts)
-        if (memory_bytes := memory_of(self._mix)) is not None and needed > memory_bytes:
-            return []
-        for subject in subjects:
-            before = found.get(subject.of)
-            point = self.curves.at(subject.of, WHOLE)
-            if before is not None:
-                found[subject.of] = dataclasses.replace(before, rate=before.rate + subject.rate)
-            elif point is not None and subject.architecture:
-                found[subject.of] = engine_cost.Served(
-                    subject.of, subject.kernels, subject.architecture, point, subject.rate
-                )
-        return list(found.values())
 
     # --- members and pairs ---------------------------------------------------------------------
 
@@ -429,6 +395,8 @@ class _Work:
     ) -> bool:
         """Measure the pairs of a plan's lanes that nobody has; say whether there were any."""
         assert found.chosen is not None
+        if self._is_dry or self._mix.search.pairs != "measure":
+            return False
         is_new = False
         world = self._world(subjects, table, {})
         for one, two in neighbours(found.chosen.placement, world):
@@ -455,12 +423,6 @@ def _address(store: str | StoreAddress) -> StoreAddress:
         return StoreAddress.parse(store) if isinstance(store, str) else store
     except ValueError as error:
         raise InputError(f"--store cannot be used: {error}") from None
-
-
-def _like(mix: Mix, artifact: Path) -> Plan:
-    """Return a plan of one member, whose place and device are the mix's."""
-    member = Member(name="one", artifact=artifact)
-    return Plan(place=mix.place, device=mix.device, members=(member,))
 
 
 @contextlib.contextmanager

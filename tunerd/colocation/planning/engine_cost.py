@@ -2,15 +2,19 @@
 
 All models of a mix are served one after another on the whole device at their own rates; what their
 requests took beyond work and waiting is the engine's. A thread that was idle wakes slowly, and one
-that is busy with a model keeps another's request waiting, so that it takes the rates of all.
+that is busy with a model keeps another's request waiting, so that it takes the rates of all. Where
+the device were too busy for these, they are lowered, and what the engine takes at the rates of the
+mix is seen when a plan has been found: it is rehearsed, and planned again by what that showed.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -23,18 +27,24 @@ from tunerd.colocation.planning.curves import Origin, Point
 from tunerd.errors import InputError
 from tunerd.system.jsonl import Journal
 
+if TYPE_CHECKING:
+    from tunerd.colocation.planning.placement import Forecast
+
 COSTS = "engine.jsonl"
 _TAIL = 0.99
 _REQUESTS = 600  # of each model, about: six of them lie beyond the tail
 _LEAST_SECS, _MOST_SECS = 1.0, 10.0
 _BUSIEST = 0.5  # of the device: with more, waiting is what is seen
 
-Key = tuple[str, str, float, float]
+Key = tuple[str, str, float, float, int]
 
 
 @dataclass(frozen=True)
 class EngineCost:
-    """Seconds that the engine adds to a request, in the middle and in the tail."""
+    """Seconds that the engine adds to a request, in the middle and in the tail.
+
+    lanes: of the plan that was rehearsed; 0 where all were served one after another.
+    """
 
     architecture: str
     device: str
@@ -43,10 +53,11 @@ class EngineCost:
     tail_secs: float
     all_rate: float = 0.0  # requests per second of all models that were served
     origin: Origin | None = None  # None: this plan measured it
+    lanes: int = 0
 
     @property
     def key(self) -> Key:
-        return self.architecture, self.device, self.rate, self.all_rate
+        return self.architecture, self.device, self.rate, self.all_rate, self.lanes
 
 
 NO_COST = EngineCost("", "", 0.0, 0.0, 0.0)
@@ -74,8 +85,8 @@ def at_most_busy(models: Sequence[Served]) -> tuple[Served, ...]:
     return tuple(replace(each, rate=each.rate * times) for each in models)
 
 
-def key_of(model: Served, models: Sequence[Served], device: str) -> Key:
-    return model.architecture, device, model.rate, sum(each.rate for each in models)
+def key_of(model: Served, models: Sequence[Served], device: str, lanes: int = 0) -> Key:
+    return model.architecture, device, model.rate, sum(each.rate for each in models), lanes
 
 
 def load_secs(slowest: float) -> float:
@@ -100,22 +111,72 @@ def measure(
             "load": LoadChoice(kind="poisson", duration=load_secs(slowest)),
         }
     )
-    (rounds,) = bench(plan, (), say).rounds
-    secs: dict[str, list[float]] = {each.name: [] for each in models}
-    for sample in (s for observed in rounds.together for s in observed.counted if s.end == DONE):
-        secs[sample.member].append(sample.latency_secs)
+    secs = _latencies(plan, say)
     wait = queueing.wait_of([each.stream for each in models])
     found = {}
     for each in models:
         middle = tail = 0.0
-        if taken := secs[each.name]:
+        if taken := secs.get(each.name):
             work = each.point
             middle = float(np.median(taken)) - wait.quantile(0.5) - work.secs.value
             tail = float(np.quantile(taken, _TAIL)) - wait.quantile(_TAIL) - work.tail_secs
-        architecture, _, rate, all_rate = key_of(each, models, device)
-        found[each.name] = EngineCost(
-            architecture, device, rate, max(0.0, middle), max(0.0, middle, tail), all_rate
-        )
+        found[each.name] = _cost(key_of(each, models, device), middle, tail)
+    return found
+
+
+def rehearse(
+    plan: Plan,
+    forecast: Forecast,
+    models: Sequence[Served],
+    *,
+    device: str,
+    say: Callable[[str], None],
+) -> dict[str, EngineCost]:
+    """Serve a plan at its own rates, and return what the engine takes there by models' names.
+
+    That is what requests took beyond what the forecast says without the engine. What neighbours do
+    beyond what was measured of pairs is in it, too. Raises as Engine.start does.
+    """
+    # Nobody is refused: what takes too long is what is to be seen.
+    members = tuple(member.model_copy(update={"slo_ms": None}) for member in plan.members)
+    slowest = min(each.rate for each in forecast.expected)
+    load = LoadChoice(kind="poisson", duration=load_secs(slowest))
+    secs = _latencies(plan.model_copy(update={"members": members, "load": load}), say)
+    beyond: dict[str, list[tuple[float, float]]] = {each.name: [] for each in models}
+    for each in forecast.expected:
+        if taken := secs.get(each.member):
+            known = each.engine or NO_COST
+            middle = float(np.median(taken)) - (each.p50_secs - known.p50_secs)
+            tail = float(np.quantile(taken, each.part)) - (each.tail_secs - known.tail_secs)
+            beyond[each.point.of].append((middle, tail))
+    lanes = len(forecast.placement.lanes)
+    found = {}
+    for model in models:
+        middles, tails = zip(*beyond[model.name] or [(0.0, 0.0)], strict=True)
+        key = key_of(model, models, device, lanes)
+        found[model.name] = _cost(key, statistics.fmean(middles), statistics.fmean(tails))
+    return found
+
+
+def _cost(key: Key, middle: float, tail: float) -> EngineCost:
+    architecture, device, rate, all_rate, lanes = key
+    return EngineCost(
+        architecture,
+        device,
+        rate,
+        max(0.0, middle),
+        max(0.0, middle, tail),
+        all_rate,
+        lanes=lanes,
+    )
+
+
+def _latencies(plan: Plan, say: Callable[[str], None]) -> Mapping[str, list[float]]:
+    """Return the seconds of each request that was answered, by member."""
+    (rounds,) = bench(plan, (), say).rounds
+    found: dict[str, list[float]] = {}
+    for sample in (s for observed in rounds.together for s in observed.counted if s.end == DONE):
+        found.setdefault(sample.member, []).append(sample.latency_secs)
     return found
 
 

@@ -170,8 +170,10 @@ class Team:
         return _subject("pair", of=of, beside=beside, place=self._place)
 
     def _of_cost(self, key: Key) -> str:
-        of, _, rate, all_rate = key
-        return _subject("engine", of=of, rate=rate, all_rate=all_rate, place=self._place)
+        of, _, rate, all_rate, lanes = key
+        rehearsed = {"lanes": lanes} if lanes else {}
+        said = {"of": of, "rate": rate, "all_rate": all_rate, **rehearsed}
+        return _subject("engine", place=self._place, **said)
 
     def _others(self, subject: str) -> SharedPoint | None:
         return None if subject in self._own else self._known.get(subject)
