@@ -374,8 +374,20 @@ def test_the_best_launches_beside_lanes_of_all_are_found(seed: int) -> None:
     ]
     found = launches_beside_lanes(world, shares=SHARES, together=(1, 3))
     assert found is not None
+    assert found.best is not None
+    assert found.is_exact
+    assert found.gap == pytest.approx(0.0, abs=1e-6)
     if math.isfinite(min(every)):
-        assert found.score == pytest.approx(min(every), rel=1e-6)
+        assert found.best.score == pytest.approx(min(every), rel=1e-6)
+    ticking = iter(range(1000))
+    short = launches_beside_lanes(
+        world, shares=SHARES, together=(1, 3), clock=lambda: next(ticking), limit_secs=0.5
+    )
+    assert short is not None
+    assert short.best is not None
+    assert not short.is_exact
+    assert short.bound <= min(every) * (1 + 1e-6)
+    assert short.gap == pytest.approx(short.best.score / short.bound - 1)
 
 
 def test_a_launch_slows_its_neighbour_by_what_was_measured_of_launches() -> None:
@@ -412,7 +424,9 @@ def test_a_model_with_batches_has_them_in_a_slice_beside_another_models_lane() -
     points += [point("m", s, 0.012 * 50 / s, together=8) for s in SHARES]
     points += [point("b", s, 0.1 * 50 / s) for s in SHARES]
     world = World(subjects, Curves(points), Pairs([], DEVICE), busy=0.8)
-    best = launches_beside_lanes(world, shares=SHARES, together=(1, 8))
+    found = launches_beside_lanes(world, shares=SHARES, together=(1, 8))
+    assert found is not None
+    best = found.best
     assert best is not None
     assert best.is_fit
     lanes = {lane.members: lane.together for lane in best.placement.lanes}

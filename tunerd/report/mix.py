@@ -15,6 +15,7 @@ from tunerd.colocation.planning.mix import names_of
 from tunerd.colocation.planning.placement import Expected, Forecast
 from tunerd.colocation.planning.planned import PLAN, PlannedMix
 from tunerd.colocation.planning.proof import Proof, Proven
+from tunerd.colocation.planning.search import Searched
 from tunerd.report import html
 from tunerd.report.calibration import calibration_plot
 from tunerd.report.colocation import bench_json, lateness
@@ -91,12 +92,9 @@ def mix_json(found: PlannedMix) -> dict[str, Any]:
     }
     if answer.searched is not None:
         searched = answer.searched
-        document["search"] = {
-            "is_exact": searched.is_exact,
-            "bound": _number(searched.bound),
-            "gap": _number(searched.gap),
-            "greedy_gap": _number(searched.greedy_gap),
-        }
+        document["search"] = _gap_json(searched) | {"greedy_gap": _number(searched.greedy_gap)}
+    if answer.beside is not None:
+        document["search_of_launches_beside_lanes"] = _gap_json(answer.beside)
     if (model := found.pairs.model) is not None:
         document["calibration"] = {
             "median_error": model.calibration.median_error,
@@ -244,12 +242,21 @@ def _sentences(found: PlannedMix) -> list[str]:
     if found.pairs.model is not None:
         said.append(_calibration_text(found.pairs.model.calibration))
     if (searched := answer.searched) is not None and searched.best is not None:
-        how = "all placements in lanes" if searched.is_exact else "a bound, not all placements"
         said.append(
-            f"Search: the best in lanes is within {percent_text(searched.gap)} of the least by "
-            f"{how}; greedy alone was {percent_text(searched.greedy_gap)} above it."
+            f"Search: the best in lanes is within {_gap_text(searched)}; greedy alone was "
+            f"{percent_text(searched.greedy_gap)} above it."
+        )
+    if answer.beside is not None:
+        said.append(
+            f"Launches beside lanes: the best is within {_gap_text(answer.beside)}. A group in "
+            "several slices beside a lane is not considered."
         )
     return said
+
+
+def _gap_text(searched: Searched) -> str:
+    how = "all placements" if searched.is_exact else "a bound, not all placements"
+    return f"{percent_text(searched.gap)} of the least by {how}"
 
 
 def _launches_text(forecast: Forecast) -> str:
@@ -279,7 +286,9 @@ def _engine_text(forecast: Forecast) -> str:
     }
     if not known:
         return "What the engine itself takes was not measured, and is taken for none."
-    return f"Of these times the engine's own, measured alone: {'; '.join(known.values())}."
+    lanes = {each.engine.lanes for each in forecast.expected if each.engine is not None}
+    how = "when all were served so" if any(lanes) else "one after another"
+    return f"Of these times the engine's own, measured {how}: {'; '.join(known.values())}."
 
 
 def _others(answer: Answer) -> Grid | None:
@@ -350,6 +359,14 @@ def _expected_json(each: Expected) -> dict[str, Any]:
         if each.engine is None
         else {"p50_secs": each.engine.p50_secs, "tail_secs": each.engine.tail_secs},
         "source": each.point.source,
+    }
+
+
+def _gap_json(searched: Searched) -> dict[str, Any]:
+    return {
+        "is_exact": searched.is_exact,
+        "bound": _number(searched.bound),
+        "gap": _number(searched.gap),
     }
 
 

@@ -50,6 +50,7 @@ class Answer:
     searched: Searched | None
     times: float  # of the rates that the chosen placement holds at most
     to_measure: tuple[str, ...] = ()
+    beside: Searched | None = None  # launches in slices beside lanes, where there may be any
 
     @property
     def is_fit(self) -> bool:
@@ -79,8 +80,8 @@ def answer(
         best = min(launched, key=_rank)
         offered[f"{best.placement.together} in a launch"] = best
     beside = launches_beside_lanes(world, shares=shares, together=together)
-    if beside is not None:
-        offered["launches beside lanes"] = beside
+    if beside is not None and beside.best is not None:
+        offered["launches beside lanes"] = beside.best
     if not offered:
         return unknown(to_measure)
     chosen = min(offered, key=lambda name: _rank(offered[name]))
@@ -104,6 +105,7 @@ def answer(
         searched=searched,
         times=_times(world, taken.placement),
         to_measure=tuple(to_measure),
+        beside=beside,
     )
 
 

@@ -31,7 +31,7 @@ class Searched:
     """The best placement in lanes that was found, and how far it may be from the best there is."""
 
     best: Forecast | None  # None where a member has no share at which it was measured
-    greedy: Forecast | None
+    greedy: Forecast | None  # None as well where no search was
     bound: float  # no placement has a lower score
     is_exact: bool  # whether all placements were considered
 

@@ -3,14 +3,15 @@
 An entry of which launches of several requests were measured is a group: several models of one
 architecture, or one that has batches. All of its members are in one lane, which takes up to
 `together` of their requests in a launch; the other models are in lanes as ever. Such lanes are
-columns of the same integer program, so that the answer is the best of them, within the time of a
-search. Under the policy that serves this, whoever may share launches does, up to one number for
-all: so all groups of a placement have them. A group in several slices beside a lane is not
-considered.
+columns of the same integer program, so that the answer is the best of them, or has a gap to a
+bound where the time of the search ends first. Under the policy that serves this, whoever may share
+launches does, up to one number for all: so all groups of a placement have them. A group in several
+slices beside a lane is not considered.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from tunerd.colocation.planning.columns import (
     kinds_of,
 )
 from tunerd.colocation.planning.placement import WHOLE, Forecast, Subject
-from tunerd.colocation.planning.search import EXACT_SECS, exact
+from tunerd.colocation.planning.search import EXACT_SECS, Searched, exact
 from tunerd.colocation.planning.world import World
 
 
@@ -34,7 +35,7 @@ def launches_beside_lanes(
     together: Sequence[int],
     clock: Callable[[], float] = time.monotonic,
     limit_secs: float = EXACT_SECS,
-) -> Forecast | None:
+) -> Searched | None:
     """Return the best placement with groups in launches beside others' lanes.
 
     Args:
@@ -52,6 +53,8 @@ def launches_beside_lanes(
     kinds = (*whole, *kinds_of(others))
     measured = {count for group in groups for count in _launches_of(world, group, allowed)}
     sizes = sorted(measured & {*together}, reverse=True)
+    bounds = {size: _bound(world, kinds, len(whole), allowed, size) for size in sizes}
+    left = set(sizes)  # of which not all placements were considered
     until = clock() + limit_secs
     best: Forecast | None = None
     # Few lanes first, of all sizes: what is found there leaves few of the others to look at.
@@ -68,8 +71,37 @@ def launches_beside_lanes(
         none = (0,) * len(whole)
         columns = launched + [replace(each, counts=none + each.counts) for each in beside]
         left_secs = max(0.0, until - clock()) / (len(turns) - nth)
-        best = exact(world, kinds, columns, best, 0.0, clock=clock, limit_secs=left_secs).best
-    return best
+        found = exact(world, kinds, columns, best, bounds[size], clock=clock, limit_secs=left_secs)
+        best = found.best
+        if lanes is columns_of:
+            bounds[size] = found.bound
+            if found.is_exact:
+                left.remove(size)
+    if best is None:
+        return None
+    return Searched(best, None, min(best.score, *bounds.values()), is_exact=not left)
+
+
+def _bound(
+    world: World, kinds: Sequence[Kind], groups: int, shares: Sequence[int], size: int
+) -> float:
+    """Return what the worst score is at least, by what each has in a lane of its own.
+
+    kinds: groups first.
+    """
+    scores = [
+        min(
+            (
+                world.least_score(
+                    frozenset(kind[0]), share, size if nth < groups else 1, around=size
+                )
+                for share in shares
+            ),
+            default=math.inf,
+        )
+        for nth, kind in enumerate(kinds)
+    ]
+    return max(scores)
 
 
 def _groups(world: World, shares: Sequence[int]) -> tuple[list[tuple[Subject, ...]], list[Subject]]:
