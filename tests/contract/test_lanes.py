@@ -288,7 +288,7 @@ def test_requests_whose_inputs_are_large_together_are_brought_in_parts(
 ) -> None:
     monkeypatch.setattr(staging, "_LARGE_BYTES", 1)
     monkeypatch.setattr(parts, "PART_BYTES", 7)  # bytes; a request has 12
-    lanes, pieces, driver = staged(most=3, is_ahead=True)
+    lanes, pieces, driver = staged(is_ahead=True)
     assert not lanes.goes_in_parts([("b", x(1))])
     assert lanes.goes_in_parts([("c", x(1)), ("b", x(10))])
     write, *made = lanes.begin([("c", x(1)), ("b", x(10))], None)
@@ -312,7 +312,7 @@ def test_requests_that_are_not_launched_let_the_weights_go(
 ) -> None:
     monkeypatch.setattr(staging, "_LARGE_BYTES", 1)
     monkeypatch.setattr(parts, "PART_BYTES", 7)
-    lanes, pieces, _ = staged(most=3, is_ahead=True)
+    lanes, pieces, _ = staged(is_ahead=True)
     lanes.begin([("c", x(1)), ("b", x(10))], None)
     lanes.give_up()
     with pytest.raises(KeyError):
@@ -324,6 +324,61 @@ def test_requests_that_are_not_launched_let_the_weights_go(
     lanes.give_up()
     pieces.forget("b")
     pieces.forget("c")
+
+
+@pytest.mark.parametrize("part_bytes", [7, 1 << 20], ids=["large inputs", "small ones"])
+def test_weights_that_lack_are_brought_by_a_thread_before_the_launch(
+    part_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_LARGE_BYTES", 1)
+    monkeypatch.setattr(parts, "PART_BYTES", part_bytes)
+    lanes, pieces, _ = staged(most=2, is_ahead=True)
+    requests = [("a", x(1)), ("c", x(10))]
+    assert lanes.goes_in_parts(requests)
+    weights, *made = lanes.begin(requests, 7)
+    assert weights.goes_alone
+    assert pieces.resident == ("a",)  # nobody waits for them here
+    weights.queue(8)
+    until(weights.is_done, every=0)
+    for part in made:  # each when those before have ended, as far as they go alone
+        part.queue(8)
+        until(part.is_done, every=0)
+    lanes.follow(7)
+    assert [float(found["y"][0]) for found in lanes.read()] == [2, 50]
+    with pytest.raises(RuntimeError, match="all 2 pieces"):
+        pieces.hold(["b"])
+    assert lanes.is_done()
+    assert pieces.brought == 1
+    assert lanes.goes_in_parts(requests) == (part_bytes == 7)  # they are there now
+    pieces.hold(["b"])
+    assert lanes.goes_in_parts([("c", x(1))])
+
+
+def test_weights_that_were_brought_for_what_is_given_up_may_go() -> None:
+    lanes, pieces, _ = staged(most=2)
+    for brought_first in (True, False):
+        weights, _ = lanes.begin([("b", x(1))], None)
+        if brought_first:
+            weights.queue(8)
+            until(weights.is_done, every=0)
+            lanes.give_up()
+        else:
+            lanes.give_up()
+            weights.queue(8)
+            until(weights.is_done, every=0)
+        pieces.hold(["c"])  # for which another one has to go
+        pieces.release(["c"])
+    assert pieces.brought == 4
+
+
+def test_weights_for_which_there_is_no_room_are_an_error_of_their_launch() -> None:
+    lanes, pieces, _ = staged(most=2)
+    pieces.hold(["b"])
+    weights, _ = lanes.begin([("c", x(1))], None)
+    weights.queue(8)
+    with pytest.raises(RuntimeError, match="all 2 pieces"):
+        until(weights.is_done, every=0)
+    lanes.give_up()
 
 
 # --- kernels that TVM did not make -------------------------------------------------------------

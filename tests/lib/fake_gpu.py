@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from tests.lib.colocation_plans import Script, ScriptedModel
+from tunerd.artifacts.batches import BatchedModel
+from tunerd.artifacts.parts import Nothing, Written
 from tunerd.artifacts.segments import Cut
-from tunerd.colocation.groups import ForSeveral
+from tunerd.artifacts.super_model import SuperModel
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.gpu_context import GpuContext
 from tunerd.colocation.places.green_contexts import Part, units_of
@@ -214,13 +216,31 @@ class FakeCudaModel:
 
 
 class FakeLanes(FakeInParts):
-    """What stands for a graph of some lanes: notes how many it has, and how many were filled."""
+    """What stands for a graph of some lanes: notes how many it has, and how many were filled.
+
+    Weights that lack are brought by another thread before, where there is a limit.
+    """
 
     def __init__(
-        self, model: ForSeveral, count: int, worker: Executor, launched: list[tuple[int, int]]
+        self,
+        model: SuperModel | BatchedModel,
+        count: int,
+        worker: Executor,
+        launched: list[tuple[int, int]],
     ) -> None:
         self._model, self._count, self._worker, self._noted = model, count, worker, launched
         self._launched: Future[Any] = Future()
+        self._bringer = ThreadPoolExecutor(1)
+        self.may_go_in_parts = True
+
+    def goes_in_parts(self, given: Any) -> bool:
+        model = self._model
+        return isinstance(model, SuperModel) and not all(model.is_resident(n) for n, _ in given)
+
+    def begin(self, given: Any, stream: Any) -> list[Any]:
+        self._given, self._parts = given, []
+        names = [name for name, _ in given]
+        return [Written(lambda: self._model.bring(names), self._bringer), Nothing()]
 
     def launch(self, requests: Sequence[tuple[str, Arrays]], stream: Any, **_: Any) -> None:
         self._noted.append((self._count, len(requests)))
@@ -242,10 +262,15 @@ class FakeLanes(FakeInParts):
 class FakeCudaGroup:
     """A model for tenants whose lanes run on the CPU."""
 
-    def __init__(self, model: ForSeveral, launched: list[tuple[int, int]]) -> None:
+    def __init__(self, model: SuperModel | BatchedModel, launched: list[tuple[int, int]]) -> None:
         self._model, self._launched = model, launched
         self.own, self.counts = model.own, model.counts
         self.add, self.bring, self.run = model.add, model.bring, model.run
+        self.limit_weights = model.limit_weights
+
+    @property
+    def brought(self) -> int:
+        return self._model.brought
 
     def staged_lanes(self, stream: int, count: int = 1) -> dict[int, tuple[FakeLanes, ...]]:
         worker = ThreadPoolExecutor(1)

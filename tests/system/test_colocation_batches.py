@@ -52,6 +52,7 @@ class Gated:
         self._model, self._gate, self._entered = model, gate, entered
         self.own, self.counts = model.own, model.counts[-1:]  # all launches take equally long
         self.add, self.bring = model.add, model.bring
+        self.brought = 0
         self.launched: list[int] = []
 
     def run(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> Sequence[Arrays]:

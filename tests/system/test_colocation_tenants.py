@@ -22,15 +22,16 @@ from tests.lib.waiting import until
 from tunerd import api
 from tunerd.artifacts.loading import LoadedModel, load
 from tunerd.colocation import Engine, MemberError
+from tunerd.colocation.artifacts import weights_bytes_of
 from tunerd.colocation.bench import bench
-from tunerd.colocation.groups import ForSeveral, groups_of, load_for_several
+from tunerd.colocation.groups import ForSeveral, groups_of, load_for_several, with_weights_of
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.in_process import InProcessPlace
 from tunerd.colocation.plan import Plan, PolicyChoice
 from tunerd.colocation.planning import pairs
 from tunerd.colocation.planning.features import architecture_of, at_share, features_of
 from tunerd.colocation.planning.pairs import Pair, Side
-from tunerd.errors import ExitCode, HostError
+from tunerd.errors import ExitCode, HostError, InputError
 from tunerd.report.colocation import bench_page
 from tunerd.system import host
 from tunerd.system.arrays import random_inputs
@@ -102,6 +103,7 @@ class Poisoned:
         self._model, self._gate, self._entered = model, gate, entered
         self.own, self.counts = model.own, model.counts[-1:]  # all launches take equally long
         self.add, self.bring = model.add, model.bring
+        self.brought = 0
 
     def run(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> Sequence[Arrays]:
         self._entered.set()
@@ -152,6 +154,61 @@ def test_under_load_each_caller_has_the_answer_of_its_own_weights(tenants: Tenan
     assert all(member.planned_bytes > 0 for member in stats.members.values())
 
 
+def with_room_for(tenants: Tenants, count: int, **said: Any) -> Plan:
+    size_bytes = 1 + count * weights_bytes_of(tenants.artifact)
+    return tenants.plan(weights_gib=size_bytes / (1 << 30), **said)
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_members_whose_weights_have_no_room_together_are_all_served(
+    tenants: Tenants, together: int
+) -> None:
+    policy = {"together": together, "window_ms": 0}
+    plan = with_room_for(tenants, together + 1, policy=policy)
+    with Engine(plan) as engine:
+        given = random_inputs(engine.inputs_of("a"), 1)
+        asked = [(name, engine.submit(name, given)) for _ in range(5) for name in NAMES]
+        for name, future in asked:
+            assert tenants.is_right(name, given, future.result(WAIT_SECS))
+        before = engine.stats().groups["a+3"].brought
+        for name in NAMES * 3:  # whoever is asked was away for longest
+            answer = engine.submit(name, given).result(WAIT_SECS)
+            assert tenants.is_right(name, given, answer)
+        stats = engine.stats()
+        brought = stats.groups["a+3"].brought
+        assert brought - before >= 2 * 3  # but for "a", whose artifact it is, and at the beginning
+        for _ in range(3):
+            engine.submit("d", given).result(WAIT_SECS)
+        assert engine.stats().groups["a+3"].brought == brought
+    with Engine(tenants.plan(policy=policy)) as engine:
+        engine.submit("b", given).result(WAIT_SECS)
+        whole = engine.stats()
+    assert whole.groups["a+3"].brought == 0  # all were there before
+    assert sum(m.planned_bytes for m in stats.members.values()) < sum(
+        m.planned_bytes for m in whole.members.values()
+    )
+
+
+def test_weights_have_room_for_what_may_run_at_once(tenants: Tenants) -> None:
+    with pytest.raises(
+        InputError, match=r"weights_gib: a\+3 has .* up to 3 of its members may run"
+    ):
+        Engine(with_room_for(tenants, 2, policy={"together": 2})).start()
+    alone = Engine(with_room_for(tenants, 2, policy={"kind": "time"}))
+    with alone:
+        assert alone.stats().groups["a+3"].brought == 0
+
+
+def test_memory_for_weights_is_divided_among_groups_by_what_theirs_take(tenants: Tenants) -> None:
+    plan = tenants.plan()
+    (group,) = groups_of(plan.members, 8)
+    size_bytes = weights_bytes_of(group.kernels)
+    half = replace(group, name="half", members=group.members[:2])
+    assert with_weights_of([group, half], 6 * size_bytes) == (group, half)  # all fit
+    made = with_weights_of([group, half], 3 * size_bytes)
+    assert [each.weights_bytes for each in made] == [2 * size_bytes, size_bytes]
+
+
 @pytest.mark.parametrize("kind", ["time", "streams"])
 def test_other_policies_run_the_same_plan_one_request_at_a_time(
     tenants: Tenants, kind: str
@@ -187,6 +244,15 @@ def test_a_fault_in_a_launch_fails_the_request_that_it_is_of_and_no_other(
         assert tenants.is_right("c", given, engine.submit("c", given).result(WAIT_SECS))
         faults = engine.stats().faults
     assert [(fault.member, fault.retried) for fault in faults] == [("", 3), ("c", 0)]
+
+
+def test_a_bench_says_how_often_weights_were_brought(tenants: Tenants) -> None:
+    said = {"kind": "closed", "clients": 1, "duration": 0.5}
+    plan = with_room_for(tenants, 2, policy={"kind": "time"}, load=said)
+    found = bench(plan, (), lambda _: None)
+    (result,) = found.results
+    assert result.brought["a+3"] > 0
+    assert f"weights of a+3 were brought {result.brought['a+3']:,} times" in bench_page(found)
 
 
 def test_a_bench_says_how_many_requests_a_launch_has(tenants: Tenants) -> None:
@@ -297,14 +363,34 @@ def test_weights_of_another_architecture_stay_by_themselves(
         assert all(np.array_equal(answer[key], v) for key, v in load(other)(given).items())
 
 
-def test_on_a_gpu_a_launch_takes_the_smallest_graph_that_fits(tenants: Tenants) -> None:
-    launched: list[tuple[int, int]] = []
+def on_a_gpu(tenants: Tenants, launched: list[tuple[int, int]]) -> CudaStreamsPlace:
     model = load_for_several(tenants.artifact)
-    place = CudaStreamsPlace(
+    return CudaStreamsPlace(
         FakeGpu(),
         make_contexts=FakeContexts,
         open_for_several=lambda _: FakeCudaGroup(model, launched),
     )
+
+
+def test_on_a_gpu_weights_are_brought_while_others_are_served(tenants: Tenants) -> None:
+    plan = with_room_for(tenants, 3, policy={"kind": "streams"})
+    place = on_a_gpu(tenants, [])
+    with pytest.raises(InputError, match=r"up to 4 of its members may run at once"):
+        Engine(plan, place=place).start()  # four lanes, each with two of them
+    plan = with_room_for(tenants, 3, policy={"kind": "time"})
+    with Engine(plan, place=on_a_gpu(tenants, [])) as engine:
+        given = random_inputs(engine.inputs_of("a"), 1)
+        asked = [(n, engine.submit(n, given)) for _ in range(20) for n in NAMES]
+        for name, future in asked:
+            assert tenants.is_right(name, given, future.result(WAIT_SECS))
+        stats = engine.stats()
+    assert not stats.faults
+    assert stats.groups["a+3"].brought >= 1
+
+
+def test_on_a_gpu_a_launch_takes_the_smallest_graph_that_fits(tenants: Tenants) -> None:
+    launched: list[tuple[int, int]] = []
+    place = on_a_gpu(tenants, launched)
     with Engine(tenants.plan(policy={"slices": 4}), place=place) as engine:
         given = random_inputs(engine.inputs_of("a"), 1)
         launched.clear()

@@ -66,6 +66,14 @@ class BatchedModel:
             "with --tenants for models with weights of their own"
         )
 
+    @property
+    def brought(self) -> int:
+        """0: the weights are where they are read."""
+        return 0
+
+    def limit_weights(self, size_bytes: int) -> None:
+        """Do nothing: there are those of one model."""
+
     def bring(self, names: Iterable[str]) -> None:
         """Do nothing: the weights are where they are read."""
 

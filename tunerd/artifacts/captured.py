@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 from tunerd.artifacts.device import zeros
 from tunerd.artifacts.marked_graph import Copy, MarkedGraph
 from tunerd.artifacts.outputs import Outputs
-from tunerd.artifacts.parts import Part, Parts, Written, go_in_parts
+from tunerd.artifacts.parts import Nothing, Part, Parts, Written, go_in_parts
 from tunerd.artifacts.segments import Cut, GraphPieces
 from tunerd.artifacts.staging import PinnedArrays, Writes, are_large, bytes_of, written
 from tunerd.system.cuda_driver import ShortCalls, checked, current
@@ -251,7 +251,7 @@ class _Staging:
         """Say whether these inputs, which `launch` takes, are so large."""
         return self.may_go_in_parts
 
-    def begin(self, given: Any, stream: int | None) -> list[Part | Written]:
+    def begin(self, given: Any, stream: int | None) -> list[Part | Written | Nothing]:
         """Return the parts of inputs that `launch` takes, to be queued on a stream of this device.
 
         One is queued when all but one of those before it have ended, or all where one goes alone.
@@ -268,9 +268,13 @@ class _Staging:
             self._marked.begin(stream)
         if not writes:
             return [*parts]
+        return [self._by_thread(lambda: [write() for write in writes]), *parts]
+
+    def _by_thread(self, write: Callable[[], object]) -> Written:
+        """Return what has a thread of this model write something before what is behind it."""
         if self._writer is None:
             self._writer = ThreadPoolExecutor(1, thread_name_prefix="tunerd-inputs")
-        return [Written(lambda: [write() for write in writes], self._writer), *parts]
+        return Written(write, self._writer)
 
     def follow(self, stream: int, *, fetch: int | None = None, leaves: bool = False) -> None:
         """Queue the launch behind its parts, all of which are queued; the rest as in `launch`."""

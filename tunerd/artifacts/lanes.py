@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from tunerd.artifacts.captured import Recorder, StagedModel
 from tunerd.artifacts.manifest import SLOTS
 from tunerd.artifacts.marked_graph import Copy
-from tunerd.artifacts.parts import Part, Written, go_in_parts
+from tunerd.artifacts.parts import Nothing, Part, Written, go_in_parts
 from tunerd.artifacts.pieces import Pieces
 from tunerd.artifacts.staging import PinnedArrays, Writes, written
 from tunerd.vocabulary import Arrays
@@ -74,7 +75,8 @@ class StagedLanes(StagedRows):
     """Rows that are lanes: each takes a request of any tenant.
 
     What it launches is done before the tenants' weights go from the device: `is_done` or `wait`
-    is to be asked until they say so.
+    is to be asked until they say so. Where weights may lack, they are brought as large inputs are:
+    `begin` has a thread do so, and nobody else waits for it.
     """
 
     def __init__(self, recorder: Recorder, pieces: Pieces, *, is_ahead: bool = False) -> None:
@@ -83,6 +85,11 @@ class StagedLanes(StagedRows):
         self._slots = self._inputs.pop(SLOTS)
         self._slots_there = self._there.pop(SLOTS)
         self._held: list[str] = []
+        self._holding = threading.Lock()
+        self._is_given_up = False
+        self._cold: Any = None  # requests whose weights are brought, and no inputs
+        self._has_large_inputs = self.may_go_in_parts
+        self.may_go_in_parts |= pieces.most is not None
 
     def launch(
         self,
@@ -107,17 +114,45 @@ class StagedLanes(StagedRows):
             self._let_go()
             raise
 
-    def begin(self, given: Any, stream: int | None) -> list[Part | Written]:
-        """Return the parts of the requests' inputs; raises what `launch` does."""
-        self._hold(given)
+    def goes_in_parts(self, given: Any) -> bool:
+        """Say whether the requests' inputs are so large, or a tenant's weights lack."""
+        return self._are_large(given) or self._lacks_weights(given)
+
+    def begin(self, given: Any, stream: int | None) -> list[Part | Written | Nothing]:
+        """Return the parts of the requests' inputs, and before them what brings weights that lack.
+
+        Raises what `launch` does; what brings weights raises it when it is asked whether it is
+        done.
+        """
+        self._refuse_others(given)
+        self._is_given_up = False
+        lacks = self._lacks_weights(given)
+        if lacks:
+            # The time of the launch begins when they are there.
+            weights, stream = self._by_thread(functools.partial(self._bring, given)), None
+            if not self._are_large(given):
+                self._cold = given
+                return [weights, Nothing()]
+        else:
+            self._hold(given)
         try:
-            return super().begin(given, stream)
+            parts = super().begin(given, stream)
         except BaseException:
             self._let_go()
             raise
+        return [weights, *parts] if lacks else [*parts]
+
+    def follow(self, stream: int, *, fetch: int | None = None, leaves: bool = False) -> None:
+        """Queue the launch, when all of its parts are queued and its weights are there."""
+        cold, self._cold = self._cold, None
+        if cold is None:
+            super().follow(stream, fetch=fetch, leaves=leaves)
+        else:
+            super().launch(cold, stream, fetch=fetch, leaves=leaves)
 
     def give_up(self) -> None:
         """Have what was begun never launched: the tenants' weights may go from the device."""
+        self._is_given_up = True
         self._let_go()
 
     def is_done(self) -> bool:
@@ -131,6 +166,19 @@ class StagedLanes(StagedRows):
         """Wait until the last launch has ended."""
         super().wait()
         self._let_go()
+
+    def _are_large(self, given: Any) -> bool:
+        return self._has_large_inputs and super().goes_in_parts(given)
+
+    def _lacks_weights(self, given: Sequence[Request]) -> bool:
+        pieces = self._pieces
+        return pieces.most is not None and not all(pieces.is_resident(name) for name, _ in given)
+
+    def _bring(self, given: Sequence[Request]) -> None:
+        """Hold, in a thread of this model; and let go where it was given up meanwhile."""
+        self._hold(given)
+        if self._is_given_up:
+            self._let_go()
 
     def _hold(self, given: Sequence[Request]) -> None:
         """Have the weights of the requests' tenants on the device, and note their slots."""
@@ -147,7 +195,8 @@ class StagedLanes(StagedRows):
         return [slots, *super()._copies_of(inputs, writes)]
 
     def _let_go(self) -> None:
-        held, self._held = self._held, []
+        with self._holding:
+            held, self._held = self._held, []
         self._pieces.release(held)
 
 

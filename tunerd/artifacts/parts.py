@@ -74,6 +74,17 @@ class Written:
         return True
 
 
+class Nothing:
+    """What is queued, without effect, when what goes alone before it has ended."""
+
+    goes_alone: ClassVar[bool] = False
+
+    def queue(self, stream: int) -> None: ...
+
+    def is_done(self) -> bool:
+        return True
+
+
 class Parts:
     """Makes parts of copies. Their events are made once, and are of the context that is current."""
 

@@ -35,6 +35,7 @@ class Pieces:
     """Who has a piece. All of it may be called by several threads.
 
     first: the piece from which slots are counted. One tenant has it for ever.
+    brought: how many tenants had their weights copied into a piece since then.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Pieces:
         most: pieces that there may be; None for no limit.
         """
         self._memory, self._sources, self._most = memory, sources, most
+        self.brought = 0
         self.first = memory.make()
         memory.fill(self.first, sources[own])
         self._base = memory.address(self.first)
@@ -61,6 +63,15 @@ class Pieces:
         """The tenants that have a piece, the least recently used first."""
         with self._lock:
             return tuple(self._slots)
+
+    @property
+    def most(self) -> int | None:
+        """How many pieces there may be; None for no limit."""
+        return self._most
+
+    def limit(self, most: int) -> None:
+        """Have no more pieces than these made from now on; those that there are stay."""
+        self._most = most
 
     def is_resident(self, name: str) -> bool:
         return name in self._slots
@@ -128,6 +139,7 @@ class Pieces:
             with self._lock:
                 self._slots[name] = slot
                 self._holds[name] = 1
+                self.brought += 1
             return slot
 
     def _held(self, name: str) -> int | None:

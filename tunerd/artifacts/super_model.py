@@ -88,7 +88,7 @@ class SuperModel(LoadedModel):
             else _HostMemory(tvm, self.piece_bytes),
             self._tenants,
             self.own,
-            self._most_pieces(tenant_bytes),
+            None if tenant_bytes is None else self._pieces_in(tenant_bytes),
         )
         self._copies: list[tuple[int, Any]] = []  # of the own weights, for timing
         self._timed: tuple[Mapping[str, Any], dict[str, Any]] | None = None  # inputs, on the device
@@ -113,6 +113,18 @@ class SuperModel(LoadedModel):
     def resident(self) -> tuple[str, ...]:
         """Those whose weights are on the device, the least recently used first."""
         return self._pieces.resident
+
+    @property
+    def brought(self) -> int:
+        """How many times a tenant's weights were brought to the device."""
+        return self._pieces.brought
+
+    def limit_weights(self, size_bytes: int) -> None:
+        """Have tenants' weights take no more of the device's memory than this, from now on.
+
+        Raises LoadError where it is not enough for one.
+        """
+        self._pieces.limit(self._pieces_in(size_bytes))
 
     def is_resident(self, name: str) -> bool:
         """Say whether a tenant's weights are on the device."""
@@ -254,15 +266,13 @@ class SuperModel(LoadedModel):
 
     # --- how -----------------------------------------------------------------------------------
 
-    def _most_pieces(self, tenant_bytes: int | None) -> int | None:
-        if tenant_bytes is None:
-            return None
-        if tenant_bytes < self.piece_bytes:
+    def _pieces_in(self, size_bytes: int) -> int:
+        if size_bytes < self.piece_bytes:
             raise LoadError(
-                f"{tenant_bytes} bytes are not enough for one tenant of {self._folder}, which "
+                f"{size_bytes} bytes are not enough for one tenant of {self._folder}, which "
                 f"takes {self.piece_bytes}; give more"
             )
-        return tenant_bytes // self.piece_bytes
+        return size_bytes // self.piece_bytes
 
     def _loaded(
         self, variant: Manifest, weights: Mapping[str, Any], device: int | None

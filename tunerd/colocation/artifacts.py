@@ -96,7 +96,12 @@ class Needed:
         return self.shared_bytes + self.each_bytes
 
 
-def needed_memory(path: Path, weights: int = 1) -> Needed:
+def weights_bytes_of(path: Path) -> int:
+    """Return the bytes of one tenant's weights, of several shares the most."""
+    return max(stored_at(path, v, WEIGHTS).stat().st_size for v in _variants(path))
+
+
+def needed_memory(path: Path, weights: int = 1, *, most_bytes: int | None = None) -> Needed:
     """Return what an artifact takes when it is loaded, of several shares the most.
 
     Of one for several tenants the kernels for each number of them are loaded, and of one of several
@@ -104,6 +109,7 @@ def needed_memory(path: Path, weights: int = 1) -> Needed:
 
     Args:
         weights: of how many tenants.
+        most_bytes: that these may have; all of them if not given.
     """
     shared: dict[Any, int] = {}  # by the size of a launch
     each: dict[Any, tuple[int, ...]] = {}  # all; further copies, as Needed has them
@@ -120,9 +126,11 @@ def needed_memory(path: Path, weights: int = 1) -> Needed:
         shared[size] = max(shared.get(size, 0), library)
         found = own, ahead, input_bytes + output_bytes, output_bytes
         each[size] = max(each.get(size, (0, 0, 0, 0)), found)
-    one = max(stored_at(path, variant, WEIGHTS).stat().st_size for variant in variants)
+    weights_bytes = weights * weights_bytes_of(path)
+    if most_bytes is not None:
+        weights_bytes = min(weights_bytes, most_bytes)
     own, ahead, request, output = (sum(of) for of in zip(*each.values(), strict=True))
-    return Needed(sum(shared.values()) + weights * one, own, ahead, request, output)
+    return Needed(sum(shared.values()) + weights_bytes, own, ahead, request, output)
 
 
 def checked_inputs(member: str, specs: Sequence[TensorSpec], inputs: Any) -> Arrays:

@@ -161,6 +161,7 @@ def _under(plan: Plan, say: Say) -> tuple[LoadResult, Rounds]:
         recovered_secs=max(recovered, default=None),
         per_launch={name: group.per_launch for name, group in stats.groups.items()},
         launches={name: group.of_size for name, group in stats.groups.items()},
+        brought={name: group.brought for name, group in stats.groups.items()},
         against_alone=tuple(
             against_alone(
                 name,

@@ -22,8 +22,8 @@ from tunerd.colocation import artifacts, undisturbed
 from tunerd.colocation.buffers import InputBuffers
 from tunerd.colocation.dispatcher import Dispatcher
 from tunerd.colocation.estimates import Estimates
-from tunerd.colocation.groups import groups_of, kernels_of
-from tunerd.colocation.memory import planned_bytes
+from tunerd.colocation.groups import groups_of, kernels_of, with_weights_of
+from tunerd.colocation.memory import planned_bytes, require_room
 from tunerd.colocation.places import place_of
 from tunerd.colocation.places.base import Place
 from tunerd.colocation.plan import Member, Plan, Proof
@@ -66,6 +66,7 @@ class Engine:
         self._specs: dict[str, tuple[TensorSpec, ...]] = {}
         self._proofs: dict[str, Proof] = {}
         self._needed: dict[str, int] = {}
+        self._brought_before: dict[str, int] = {}  # weights of groups, when it was started
         self._scheduler: Scheduler | None = None
         self._dispatcher: Dispatcher | None = None
 
@@ -82,6 +83,8 @@ class Engine:
         self._is_started = True
         members = self.plan.ordered
         self._groups = groups_of(members, self._policy.most_together)
+        if self.plan.weights_gib is not None:
+            self._groups = with_weights_of(self._groups, int(self.plan.weights_gib * (1 << 30)))
         self._kernels = kernels_of(members, self._groups)
         for member in members:
             artifacts.check(member, self.plan.device, self._kernels[member.name])
@@ -89,10 +92,12 @@ class Engine:
         try:
             layouts = [self._place.cut(lanes) for lanes in self._layouts()]
             every = [lane for lanes in layouts for lane in lanes]
+            self._require_room(every)
             self._needed = planned_bytes(
                 self._place, members, every, self._groups, cut_of=self._policy.cut_of
             )
             self._scheduler = self._loaded(layouts)
+            self._brought_before = dict(self._place.brought())
         except BaseException:
             self._place.close()
             raise
@@ -100,6 +105,13 @@ class Engine:
         undisturbed.begin()
         self._is_undisturbed = self._is_open = True
         return self
+
+    def _require_room(self, lanes: Sequence[Lane]) -> None:
+        """Raise InputError where the weights of a group may have too little memory."""
+        depth = min(self._place.depth, self._policy.depth)
+        for group in self._groups:
+            seats = sum(not set(group.members).isdisjoint(lane.members) for lane in lanes)
+            require_room(group, seats if self._place.shares_weights else 1, depth=depth)
 
     def _layouts(self) -> list[tuple[Lane, ...]]:
         """Return the lanes of each layout of the plan; those after the first under other names."""
@@ -343,18 +355,21 @@ class Engine:
             lanes=tuple(scheduler.lanes.values()) if scheduler else (),
             proofs=tuple(self._proofs.values()),
             faults=tuple(scheduler.faults) if scheduler else (),
-            groups={
-                group.name: dispatcher.launches.get(group.name, Launches()).copy()
-                if dispatcher
-                else Launches()
-                for group in self._groups
-            },
+            groups={group.name: self._launches(group.name) for group in self._groups},
             down={
                 name: why
                 for name in self._members
                 if scheduler is not None and (why := scheduler.why_down(name))
             },
         )
+
+    def _launches(self, group: str) -> Launches:
+        if self._dispatcher is None:
+            return Launches()
+        found = self._dispatcher.launches.get(group, Launches()).copy()
+        before = self._brought_before.get(group, 0)
+        found.brought = max(0, self._place.brought().get(group, 0) - before)
+        return found
 
     @property
     def gpu_uuid(self) -> str | None:

@@ -11,6 +11,7 @@ A member in no group is as it was.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from tunerd.artifacts.loading import load
 from tunerd.artifacts.manifest import Manifest, read_all_variants, read_tenant
 from tunerd.artifacts.sized import SizedModel
 from tunerd.artifacts.super_model import SuperModel
+from tunerd.colocation.artifacts import weights_bytes_of
 from tunerd.colocation.plan import Member
 from tunerd.colocation.work import Group
 from tunerd.errors import InputError
@@ -31,6 +33,9 @@ class ForSeveral(Protocol):
     own: str
     counts: tuple[int, ...]
 
+    @property
+    def brought(self) -> int: ...
+    def limit_weights(self, size_bytes: int) -> None: ...
     def add(self, name: str, source: Path) -> None: ...
     def bring(self, names: Sequence[str]) -> None: ...
     def run(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> Sequence[Arrays]: ...
@@ -75,6 +80,27 @@ def groups_of(members: Sequence[Member], most: int) -> tuple[Group, ...]:
     return tuple(groups)
 
 
+def with_weights_of(groups: Sequence[Group], size_bytes: int) -> tuple[Group, ...]:
+    """Return groups whose tenants' weights have so much memory in all, each a part of its own.
+
+    The parts are as all of their weights are. Batches have one model's, as any member.
+    """
+    needed = {
+        group.name: len(group.members) * weights_bytes_of(group.kernels)
+        for group in groups
+        if not _batches(group.kernels)
+    }
+    in_all = sum(needed.values())
+    if in_all <= size_bytes:
+        return tuple(groups)
+    return tuple(
+        replace(group, weights_bytes=size_bytes * needed[group.name] // in_all)
+        if group.name in needed
+        else group
+        for group in groups
+    )
+
+
 def kernels_of(members: Sequence[Member], groups: Sequence[Group]) -> dict[str, Path]:
     """Return the artifact by which each member runs, which says what its tensors are."""
     own = {member.name: member.artifact for member in members}
@@ -82,7 +108,7 @@ def kernels_of(members: Sequence[Member], groups: Sequence[Group]) -> dict[str, 
 
 
 def add_tenants(model: ForSeveral, group: Group, members: Sequence[Member]) -> dict[str, str]:
-    """Have members' weights on the device, too; return the name of each member's there.
+    """Have members' weights on the device, too, if all fit; return the name of each member's there.
 
     Raises LoadError for weights that are not of the architecture.
     """
@@ -93,8 +119,18 @@ def add_tenants(model: ForSeveral, group: Group, members: Sequence[Member]) -> d
         else:
             named[member.name] = f"member {member.name}"
             model.add(named[member.name], member.artifact)
-    model.bring(tuple(named.values()))
+    if group.weights_bytes is None:
+        model.bring(tuple(named.values()))
     return named
+
+
+def tried_tenants(group: Group, tenants: Mapping[str, str]) -> list[str]:
+    """Return whose requests a seat is tried with: of as many as it has room for at a time.
+
+    tenants: by member, as the model calls them.
+    """
+    names = [*tenants.values()]
+    return names if group.weights_bytes is None else names[: group.together]
 
 
 def _counts(artifact: Path) -> tuple[int, ...]:

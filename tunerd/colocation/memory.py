@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tunerd.artifacts.segments import Cut
+from tunerd.colocation.artifacts import weights_bytes_of
 from tunerd.colocation.places.base import Place
 from tunerd.colocation.plan import Member
 from tunerd.colocation.work import Group, Lane
-from tunerd.errors import HostError
+from tunerd.errors import HostError, InputError
 
 _HEADROOM = 0.9  # of the memory: allocators round up, and others have some
 
@@ -48,6 +49,24 @@ def planned_bytes(
             )
         needed[member.name] = size
     return needed
+
+
+def require_room(group: Group, seats: int, *, depth: int) -> None:
+    """Raise InputError where weights that launches need at a time may have too little memory.
+
+    seats: of the group that have their weights in common, each with `depth` launches at a time.
+    """
+    if group.weights_bytes is None:
+        return
+    # Launches hold what they read, and the kernels' own tenant has its place for ever.
+    at_once = min(len(group.members), seats * depth * group.together + 1)
+    one = weights_bytes_of(group.kernels)
+    if group.weights_bytes < at_once * one:
+        raise InputError(
+            f"weights_gib: {group.name} has {_text(group.weights_bytes)} of it, and up to "
+            f"{at_once} of its members may run at once, whose weights take {_text(at_once * one)}; "
+            "give more, or have fewer requests in a launch or fewer slices"
+        )
 
 
 def _text(size: int) -> str:

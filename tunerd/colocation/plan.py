@@ -37,7 +37,12 @@ writes. With
 up to `together` of their requests are in one launch, in each of `slices` (or of a list of shares);
 with `slices: lanes` in the lanes that members name, each for its own. A member whose artifact has
 batches (`tunerd tune --batch 1,4,8`) has launches of several requests in the same way: the artifact
-says which batches there are.
+says which batches there are. With
+
+    weights_gib: 20
+
+the weights of such members, where they are not batches, have so much of the device's memory, on
+CPUs of each slice's: who was not asked for longest has its weights brought again when it is.
 
 Who reads it needs none of the places, policies or models.
 """
@@ -235,6 +240,7 @@ class Plan(Part):
     policy: PolicyChoice = PolicyChoice(kind="space")
     members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=1000)]
     order: tuple[str, ...] = ()  # in which members are loaded; as listed if not given
+    weights_gib: Annotated[float, Field(gt=0)] | None = None  # of groups; all of them if not given
     load: Annotated[LoadChoice, BeforeValidator(_load)] = LoadChoice()
     proofs: tuple[Proof, ...] = ()
     measured: tuple[Measured, ...] = ()  # by `tunerd colocate regulate`

@@ -35,11 +35,15 @@ class Counters:
 
 @dataclass
 class Launches:
-    """Of a group, since the start: those that have ended well, and the requests in them."""
+    """Of a group, since the start: those that have ended well, and the requests in them.
+
+    brought: how many times a member's weights were brought, which had no memory meanwhile.
+    """
 
     launches: int = 0
     requests: int = 0
     of_size: dict[int, int] = field(default_factory=dict)  # launches by the requests in them
+    brought: int = 0
 
     def add(self, requests: int) -> None:
         """Count a launch of so many requests."""

@@ -55,12 +55,14 @@ class Group:
     name: under which they are; no member's.
     together: the most requests that one launch takes, of whichever members.
     kernels: the artifact whose kernels serve all of them.
+    weights_bytes: of memory that their weights may have where they are loaded; None: all have it.
     """
 
     name: str
     members: tuple[str, ...]
     together: int
     kernels: Path = Path()
+    weights_bytes: int | None = None
 
 
 class Seat(NamedTuple):

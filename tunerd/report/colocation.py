@@ -222,6 +222,11 @@ def _sentences(benched: Benched) -> list[str]:
             for name, each in result.per_launch.items()
             if each is not None
         ]
+        said += [
+            f"weights of {name} were brought {count_text(each, 'time')}"
+            for name, each in result.brought.items()
+            if each
+        ]
         if result.faults:
             said.append(
                 f"{count_text(result.faults, 'fault')}, all served again within "

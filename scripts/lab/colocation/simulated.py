@@ -202,7 +202,7 @@ class SimulatedLanes(SimulatedGraph):
 class SimulatedGroup:
     """Serves several tenants in a launch, which takes no longer for more of them."""
 
-    own = "own"
+    own, brought = "own", 0
 
     def __init__(self, gpu: SimulatedGpu, folder: Path, secs: float, counts: Sequence[int]) -> None:
         self._gpu, self._secs, self.counts = gpu, secs, tuple(counts)
@@ -211,6 +211,8 @@ class SimulatedGroup:
     def add(self, name: str, source: Path) -> None: ...
 
     def bring(self, names: Sequence[str]) -> None: ...
+
+    def limit_weights(self, size_bytes: int) -> None: ...
 
     def run(self, requests: Any) -> Any:
         raise NotImplementedError("members are launched here")

@@ -65,6 +65,7 @@ class LoadResult:
     per_launch: Mapping[str, float | None] = field(default_factory=dict)  # requests, by group
     # Launches by group, and by how many requests were in them.
     launches: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    brought: Mapping[str, int] = field(default_factory=dict)  # weights that had gone, by group
     against_alone: tuple[AgainstAlone, ...] = ()  # of each member, where the plan's load says so
     changes: Changes | None = None  # of shares, where the plan's load has some
     outage: Outage | None = None  # of the member that the plan's load says

@@ -136,6 +136,7 @@ class Place(ABC):
     depth: ClassVar[int] = 1  # segments of a lane that may be started before the first has ended
     loaders: ClassVar[int] = 1  # how many seats can be loaded again at once
     runs_apart: ClassVar[int] = 0  # at a time, where a fault of them reaches nobody else
+    shares_weights: ClassVar[bool] = False  # all seats of a group have the same ones
     gpu_uuid: str | None = None  # of the GPU that is shared; None on CPUs
     bell: Bell | None = None  # by which who polls is to wait, where there is something to hear
 
@@ -194,6 +195,10 @@ class Place(ABC):
         `inputs` are those of the first segment. `told` is called once, unless the seat is evicted
         before. Segments of a lane run in the order of their starts.
         """
+
+    def brought(self) -> Mapping[str, int]:
+        """Return how many times weights of each group's tenants were brought, by its name."""
+        return {}
 
     def needed_together_bytes(self, group: Group, seats: int) -> int:
         """Return the memory that so many seats of a group take; HostError as `load_group`."""

@@ -21,6 +21,7 @@ from typing import Any
 
 from tunerd.artifacts.segments import Cut
 from tunerd.colocation import artifacts
+from tunerd.colocation.groups import tried_tenants
 from tunerd.colocation.places.base import Done, Fault, Told
 from tunerd.colocation.places.completions import Entry
 from tunerd.colocation.places.staged import CudaGroup, CudaModel, InPieces, Staged
@@ -160,7 +161,8 @@ class GroupSeat(_OnTrack):
         self._free: dict[int, deque[Staged]] = {}
 
     def load(self) -> tuple[float, ...]:
-        names, inputs = [*self._tenants.values()], artifacts.sample_inputs(self._group.kernels)
+        names = tried_tenants(self._group, self._tenants)
+        inputs = artifacts.sample_inputs(self._group.kernels)
         made = self._model.staged_lanes(self._track.capture_stream, self._depth)
         for count, each in sorted(made.items()):
             requests = [(names[nth % len(names)], inputs) for nth in range(count)]

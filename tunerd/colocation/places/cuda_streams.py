@@ -71,6 +71,7 @@ class CudaStreamsPlace(Place):
 
     kind: ClassVar[str] = "in-process"
     depth: ClassVar[int] = STREAM_DEPTH
+    shares_weights: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -117,7 +118,9 @@ class CudaStreamsPlace(Place):
         return self._needed(needed, seats, is_whole=cut is None)
 
     def needed_together_bytes(self, group: Group, seats: int) -> int:
-        needed = artifacts.needed_memory(group.kernels, len(group.members))
+        needed = artifacts.needed_memory(
+            group.kernels, len(group.members), most_bytes=group.weights_bytes
+        )
         return self._needed(needed, seats, is_whole=True)
 
     def _needed(self, needed: artifacts.Needed, seats: int, *, is_whole: bool) -> int:
@@ -136,6 +139,8 @@ class CudaStreamsPlace(Place):
         before = self._gpu.free_bytes()
         if group.name not in self._groups:
             self._groups[group.name] = self._open_for_several(group.kernels), {}
+            if group.weights_bytes is not None:
+                self._groups[group.name][0].limit_weights(group.weights_bytes)
         model, tenants = self._groups[group.name]
         tenants |= add_tenants(model, group, [m for m in members if m.name not in tenants])
         for member in members:
@@ -194,6 +199,9 @@ class CudaStreamsPlace(Place):
         secs = new.load()
         self._seats[seat] = new
         return Loaded(secs, self._proof(new.lane), new.launch_secs, new.ends)
+
+    def brought(self) -> Mapping[str, int]:
+        return {name: model.brought for name, (model, _) in self._groups.items()}
 
     def memory_bytes(self) -> Mapping[Seat, int]:
         """Return what the GPU's free memory fell by when each seat was loaded.

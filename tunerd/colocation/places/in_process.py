@@ -11,14 +11,19 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from tunerd.artifacts import loading
 from tunerd.artifacts.segments import Cut, Instrumented, SegmentedModel
 from tunerd.colocation import artifacts
-from tunerd.colocation.groups import ForSeveral, add_tenants, load_for_several
+from tunerd.colocation.groups import (
+    ForSeveral,
+    add_tenants,
+    load_for_several,
+    tried_tenants,
+)
 from tunerd.colocation.places import cpu_cut
 from tunerd.colocation.places.base import Fault, Loaded, Place, Told
 from tunerd.colocation.places.seat_thread import SeatThread
@@ -75,8 +80,11 @@ class _GroupSeat:
     def _loaded(self) -> ForSeveral:
         os.sched_setaffinity(0, self.lane.cores)
         model = self._open_model(self.group.kernels)
+        if self.group.weights_bytes is not None:
+            model.limit_weights(self.group.weights_bytes)
         self.tenants = add_tenants(model, self.group, self.members)
-        names, inputs = [*self.tenants.values()], artifacts.sample_inputs(self.group.kernels)
+        names = tried_tenants(self.group, self.tenants)
+        inputs = artifacts.sample_inputs(self.group.kernels)
         for count in model.counts:
             requests = [(names[nth % len(names)], inputs) for nth in range(count)]
             model.run(requests)
@@ -87,6 +95,10 @@ class _GroupSeat:
         since = time.monotonic()
         model.run(requests)
         return time.monotonic() - since
+
+    @property
+    def brought(self) -> int:
+        return self._model.brought
 
     def run(self, requests: Sequence[tuple[str, Arrays]]) -> tuple[Arrays, ...]:
         return tuple(self._model.run([(self.tenants[name], given) for name, given in requests]))
@@ -118,7 +130,9 @@ class InProcessPlace(Place):
         return Loaded(made.model.segment_secs, self._proof(lane), ends=made.model.ends)
 
     def needed_together_bytes(self, group: Group, seats: int) -> int:
-        needed = artifacts.needed_memory(group.kernels, len(group.members))
+        needed = artifacts.needed_memory(
+            group.kernels, len(group.members), most_bytes=group.weights_bytes
+        )
         return seats * needed.alone_bytes
 
     def load_group(self, group: Group, members: Sequence[Member], lane: Lane) -> Loaded:
@@ -164,6 +178,13 @@ class InProcessPlace(Place):
         if isinstance(old, _GroupSeat):
             return self.load_group(old.group, old.members, old.lane)
         return self.load(old.member, old.lane, cut=old.cut)
+
+    def brought(self) -> Mapping[str, int]:
+        found: dict[str, int] = {}
+        for seat, held in self._seats.items():
+            if isinstance(held, _GroupSeat):
+                found[seat.member] = found.get(seat.member, 0) + held.brought
+        return found
 
     def close(self) -> None:
         seats, self._seats = self._seats, {}
