@@ -16,7 +16,9 @@ from tunerd.artifacts.super_model import SuperModel
 from tunerd.candidates import registry
 from tunerd.candidates.base import SearchSettings
 from tunerd.candidates.triton.source import TritonSource, is_installed
-from tunerd.slices.base import Plan
+from tunerd.colocation import Engine, Plan
+from tunerd.colocation.artifacts import weights_bytes_of
+from tunerd.slices.base import Plan as SlicesPlan
 from tunerd.system.arrays import random_inputs
 from tunerd.vocabulary import FP16, TRITON, Arrays, Candidate, Model, TargetSpec, Task
 
@@ -30,7 +32,7 @@ LAUNCHES = (("a",), ("b",), ("c", "a"), ("b", "b"), ("c", "b", "a"), ("c", "c", 
 
 
 @pytest.fixture(scope="module")
-def target(whole_gpu: Plan) -> TargetSpec:
+def target(whole_gpu: SlicesPlan) -> TargetSpec:
     return whole_gpu.target
 
 
@@ -162,3 +164,27 @@ def test_a_tenant_that_was_evicted_is_right_again(
         (found,) = few.run([(own(few, name), inputs)])
         assert is_near(found, alone[name](inputs))
     assert len(few.resident) == 2
+
+
+def test_an_engine_serves_more_tenants_than_there_is_room_for(
+    world: tuple[SuperModel, dict[str, LoadedModel]],
+) -> None:
+    together, alone = world
+    paths = {name: model._folder for name, model in alone.items()} | {"a": together._folder}
+    members = [f"{name}-{again}" for again in range(2) for name in NAMES]
+    plan = Plan.model_validate(
+        {
+            "device": "cuda",
+            "policy": {"kind": "time"},
+            "members": [{"name": name, "artifact": str(paths[name[0]])} for name in members],
+            "weights_gib": 3 * weights_bytes_of(together._folder) / (1 << 30),
+        }
+    )
+    inputs = random_inputs(together.inputs, 4)
+    with Engine(plan) as engine:
+        asked = [(name, engine.submit(name, inputs)) for _ in range(20) for name in members]
+        for name, future in asked:
+            assert is_near(future.result(60), alone[name[0]](inputs))
+        stats = engine.stats()
+    assert not stats.faults
+    assert all(group.brought for group in stats.groups.values())
