@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -19,24 +20,31 @@ from tunerd.colocation.planning.search import Searched
 from tunerd.report import html
 from tunerd.report.calibration import calibration_plot
 from tunerd.report.colocation import bench_json, lateness
+from tunerd.report.mix_tables import (
+    gains_grid,
+    has_alike,
+    proof_grid,
+    reasons_of,
+    rejected_grid,
+    short_names,
+)
 from tunerd.report.origins import origin_text, origins_text, points_grid
 from tunerd.report.terminal import shown, table
-from tunerd.report.view import Grid, Items, Plot, Section, View, caption
+from tunerd.report.view import Items, Plot, Section, View, caption
 from tunerd.system.text import (
-    UNKNOWN,
     count_text,
     duration_text,
     percent_text,
-    ratio_texts,
     secs_text,
     significant,
 )
-from tunerd.vocabulary import to_json, unit_name
+from tunerd.vocabulary import to_json
 
-_GAINS = ("member", "share", "lane", "rate", "busy", "lane busy", "p50", "tail", "SLO", "slowdown",
-          "memory")  # fmt: skip
-_PROOFS = ("member", "asked", "answered", "p50 expected", "p50", "tail expected", "tail", "off",
-           "within SLO", "promised")  # fmt: skip
+_TITLE = "A mix of models on one device"
+_ALIKE = (
+    "Members that are alike have one row: what each gets, from the least to the most, and of a "
+    "proof the sums of what was asked and answered."
+)
 _WAITING = (
     "Waiting times: M/G/1 by its exponential tail (Asmussen, Applied Probability and Queues, "
     "XIII.5); launches of several tenants: a queue with bulk service (Bailey, 1954), run."
@@ -47,14 +55,14 @@ def mix_table(found: PlannedMix, *, is_dry: bool = False) -> RenderableType:
     """Return one page of text: the answer, what each gets, what is known, what was rejected."""
     answer, proof = found.answer, found.proof
     parts: list[RenderableType] = [
-        Text(answer_text(answer), style="bold"),
-        *(Text(f"  {reason}") for reason in answer.reasons),
+        Text(answer_text(answer, short_names(found)), style="bold"),
+        *(Text(f"  {reason}") for reason in reasons_of(found)),
     ]
     if answer.chosen is not None:
-        parts += ["", table(_gains(answer.chosen, found)), ""]
+        parts += ["", table(gains_grid(answer.chosen, found)), ""]
     parts.append(shown([Items(_sentences(found))]))
-    if others := _others(answer):
-        parts += ["", table(others)]
+    if rejected := rejected_grid(found):
+        parts += ["", table(rejected)]
     if answer.to_measure:
         parts += ["", Text("Not measured yet:", style="bold")]
         parts += [Text(f"  {what}") for what in answer.to_measure]
@@ -62,7 +70,7 @@ def mix_table(found: PlannedMix, *, is_dry: bool = False) -> RenderableType:
         takes = duration_text(60 * math.ceil(found.lacking_secs / 60))
         parts.append(Text(f"next      the same command without --dry-run, about {takes} in all"))
     if proof is not None:
-        parts += ["", Text(proof_text(proof), style="bold"), table(_proof(proof))]
+        parts += ["", Text(proof_text(proof), style="bold"), table(proof_grid(proof, found))]
     if found.plan is not None and not is_dry:
         parts += ["", Text(f"plan      {found.folder / PLAN}")]
     return Group(*parts)
@@ -113,22 +121,20 @@ def mix_json(found: PlannedMix) -> dict[str, Any]:
 
 
 def mix_page(found: PlannedMix) -> str:
-    answer, proof, model, others = (
-        found.answer,
-        found.proof,
-        found.pairs.model,
-        _others(found.answer),
-    )
+    answer, proof, model = found.answer, found.proof, found.pairs.model
+    rejected = rejected_grid(found)
     sections: list[Section | None] = [
         Section(
             "What each gets",
             (
-                _gains(answer.chosen, found) if answer.chosen is not None else None,
-                Items([*answer.reasons, *_sentences(found)]),
+                gains_grid(answer.chosen, found) if answer.chosen is not None else None,
+                Items([*reasons_of(found), *_sentences(found)]),
             ),
         ),
-        Section("Expected and measured", [_proof(proof)], proof_text(proof)) if proof else None,
-        Section("What was rejected", [others]) if others else None,
+        Section("Expected and measured", [proof_grid(proof, found)], proof_text(proof))
+        if proof
+        else None,
+        Section("What was rejected", [rejected]) if rejected else None,
         Section("What was measured", [points_grid(found)]) if [*found.curves] else None,
         Section("Not measured yet", [Items(answer.to_measure)]) if answer.to_measure else None,
     ]
@@ -136,11 +142,11 @@ def mix_page(found: PlannedMix) -> str:
         about = caption(_calibration_text(model.calibration))
         drawn = Plot(calibration_plot(model.calibration))
         sections.append(Section("Slowdowns: estimated and measured", (drawn, about)))
-    return html.page(View(answer_text(answer), sections, title="A mix of models on one device"))
+    return html.page(View(answer_text(answer, short_names(found)), sections, title=_TITLE))
 
 
-def answer_text(answer: Answer) -> str:
-    """Return the answer in a sentence."""
+def answer_text(answer: Answer, who: Callable[[Sequence[str]], str] = ", ".join) -> str:
+    """Return the answer in a sentence; `who` names members of a lane."""
     match answer.said:
         case "unknown":
             return "Not enough was measured to plan"
@@ -153,7 +159,7 @@ def answer_text(answer: Answer) -> str:
                 else ""
             )
     assert answer.chosen is not None
-    return f"A plan: {answer.chosen.placement.text()}"
+    return f"A plan: {answer.chosen.placement.text(who)}"
 
 
 def proof_text(proof: Proof) -> str:
@@ -165,39 +171,10 @@ def proof_text(proof: Proof) -> str:
     return "; ".join([*said, *lateness(proof.benched)])
 
 
-def _gains(forecast: Forecast, found: PlannedMix) -> Grid:
-    lanes = {
-        name: nth for nth, lane in enumerate(forecast.placement.lanes) for name in lane.members
-    }
-    kind = "cuda" if found.mix.device == "cuda" else "llvm"
-    rows = [_gain(each, lanes, forecast, kind) for each in forecast.expected]
-    return Grid(_GAINS, rows, numbers=range(3, len(_GAINS)))
-
-
-def _gain(each: Expected, lanes: dict[str, int], of: Forecast, kind: str) -> tuple[str, ...]:
-    units = f" ({each.units} {unit_name(kind, each.units)})" if each.units else ""
-    if of.placement.kind == "space-time":
-        lane = f"any of {len(of.placement.lanes)}, {of.placement.together} in a launch"
-    else:
-        nth = lanes[each.member]
-        together = of.placement.lanes[nth].together
-        lane = f"{nth}, {together} in a launch" if together > 1 else str(nth)
-    slowdown = UNKNOWN
-    if each.slowdown.how != "alone":
-        value, _ = ratio_texts(each.slowdown.interval)
-        slowdown = f"{value} {each.slowdown.how}"
-    return (
-        each.member, f"{each.share}%{units}", lane, f"{each.rate:g}/s", percent_text(each.busy),
-        percent_text(each.lane_busy), secs_text(each.p50_secs),
-        f"p{100 * each.part:g} {secs_text(each.tail_secs)}", secs_text(each.slo_secs), slowdown,
-        f"{significant(each.memory_bytes / (1 << 20))} MiB",
-    )  # fmt: skip
-
-
 def _sentences(found: PlannedMix) -> list[str]:
     """Return what is measured, estimated and assumed, and how it was searched."""
     answer = found.answer
-    said = []
+    said = [_ALIKE] if has_alike(found) else []
     points = Counter(point.of for point in found.curves)
     if points:
         counts = ", ".join(f"{name} {count}" for name, count in sorted(points.items()))
@@ -289,30 +266,6 @@ def _engine_text(forecast: Forecast) -> str:
     lanes = {each.engine.lanes for each in forecast.expected if each.engine is not None}
     how = "when all were served so" if any(lanes) else "one after another"
     return f"Of these times the engine's own, measured {how}: {'; '.join(known.values())}."
-
-
-def _others(answer: Answer) -> Grid | None:
-    if not answer.alternatives:
-        return None
-    rows = [
-        (each.name, each.forecast.placement.text(), percent_text(each.forecast.score), each.why)
-        for each in answer.alternatives
-    ]
-    return Grid(("rejected", "placement", "of allowed", "why"), rows)
-
-
-def _proof(proof: Proof) -> Grid:
-    return Grid(_PROOFS, [_proven(each) for each in proof.members], numbers=range(1, 9))
-
-
-def _proven(each: Proven) -> tuple[str, ...]:
-    expected, off = each.expected, each.off("tail")
-    promised = {True: "kept", False: "not kept", None: "cannot tell"}[each.is_kept]
-    return (
-        expected.member, f"{each.asked:,}", f"{each.answered:,}", secs_text(expected.p50_secs),
-        secs_text(each.p50_secs), secs_text(expected.tail_secs), secs_text(each.tail_secs),
-        UNKNOWN if off is None else f"{off:+.0%}", percent_text(each.within), promised,
-    )  # fmt: skip
 
 
 def _calibration_text(calibration: Calibration) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -58,7 +58,8 @@ class Placement:
         """Return how many requests a launch has at most."""
         return max(lane.together for lane in self.lanes)
 
-    def text(self) -> str:
+    def text(self, who: Callable[[Sequence[str]], str] = ", ".join) -> str:
+        """Return it in words; `who` names the members of a lane."""
         if self.kind == "time":
             return "one after another, each on the whole device"
         if self.kind == "space-time":
@@ -66,7 +67,7 @@ class Placement:
             slices = f"{count} slices of {share}%" if count > 1 else f"one slice of {share}%"
             return f"{slices}, up to {self.together} requests in a launch"
         return "; ".join(
-            f"{lane.share}%: {', '.join(lane.members)}"
+            f"{lane.share}%: {who(lane.members)}"
             + (f" (up to {lane.together} in a launch)" if lane.together > 1 else "")
             for lane in self.lanes
         )
