@@ -48,6 +48,9 @@ head.shutdown()
 """
 
 
+TOKEN = "7" * 64  # of `two_nodes`
+
+
 @dataclass(frozen=True)
 class Child:
     """A Python process that has printed what it has to say."""
@@ -80,6 +83,21 @@ def child(code: str, *arguments: str, **environment: str) -> Iterator[Child]:
         process.stdin.close()
         process.wait(GONE_SECS)
         process.stdout.close()
+
+
+@contextlib.contextmanager
+def two_nodes() -> Iterator[Child]:
+    """Two raylets on this machine, with a token, as `ray start` would make them."""
+    environment = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": TOKEN,
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    with short_folder() as folder:
+        with child(TWO_NODES, RAY_TMPDIR=str(folder), **environment) as found:
+            family = found.family()
+            yield found
+        assert living(family) == []
 
 
 def clean_environment() -> dict[str, str]:

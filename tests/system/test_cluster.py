@@ -15,7 +15,15 @@ import pytest
 
 from tests.lib.models import conv_net
 from tests.lib.node_fixtures import cpu_slices, gpu_slices, node, settings
-from tests.lib.ray_processes import TWO_NODES, Child, child, clean_environment, living, short_folder
+from tests.lib.ray_processes import (
+    TOKEN,
+    TWO_NODES,
+    Child,
+    child,
+    clean_environment,
+    short_folder,
+    two_nodes,
+)
 from tunerd.cluster.layout import layout_of, open_cluster
 from tunerd.cluster.nodes import (
     Node,
@@ -31,8 +39,6 @@ from tunerd.cluster.nodes import (
 from tunerd.errors import ExitCode, HostError
 from tunerd.system import host
 from tunerd.vocabulary import SliceRequest
-
-TOKEN = "7" * 64
 
 
 def ids(found: Node) -> list[str]:
@@ -210,17 +216,8 @@ def test_a_survey_says_why_a_kind_cannot_be_used_here() -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Child]:
-    """Two raylets on this machine, with a token, as `ray start` would make them."""
-    environment = {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": TOKEN,
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
-    with short_folder() as folder:
-        with child(TWO_NODES, RAY_TMPDIR=str(folder), **environment) as found:
-            family = found.family()
-            yield found
-        assert living(family) == []
+    with two_nodes() as found:
+        yield found
 
 
 def tunerd(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -266,25 +263,6 @@ def test_a_model_is_tuned_on_a_cluster_of_two_nodes(
     assert {p["device"] for p in document["proofs"]} == {device}
     # Both nodes see the same device, which is cut for one of them.
     assert len({p["slice_id"] for p in document["proofs"]}) == 100 // 50
-
-
-def test_jobs_are_placed_on_the_nodes_of_a_cluster(cluster: Child, tmp_path: Path) -> None:
-    jobs = [
-        {"name": name, "command": ["sh", "-c", f"touch {name}"], "memory_gib": 1}
-        for name in ("one", "two", "three")
-    ]
-    said = {"devices": {"simulated": 1}, "grace": "0s", "jobs": jobs}
-    (tmp_path / "jobs.yaml").write_text(json.dumps(said))  # which is YAML, too
-    done = tunerd(
-        "colocate", "place", str(tmp_path / "jobs.yaml"), "--policy", "round-robin",
-        "--address", cluster.said["address"], "--out", str(tmp_path / "out"), "--json",
-        RAY_AUTH_TOKEN=TOKEN,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    tries = json.loads(done.stdout)["tries"]
-    assert {each["what"] for each in tries} == {"ended"}
-    assert len({each["device"] for each in tries}) == 2  # one of each node
-    assert all((tmp_path / each["name"]).exists() for each in jobs)
 
 
 @pytest.mark.nightly

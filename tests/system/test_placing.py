@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -32,10 +33,11 @@ from tunerd.colocation.placement.job_file import (
     TUNING_BYTES,
     CoresChoice,
     JobFile,
+    SimulatedChoice,
 )
 from tunerd.colocation.placement.policies.round_robin import RoundRobin
 from tunerd.colocation.placement.values import Device
-from tunerd.errors import ExitCode, HostError, InputError
+from tunerd.errors import ExitCode, HostError, InfrastructureError, InputError
 from tunerd.system import gpus, mig
 
 Captured = pytest.CaptureFixture[str]
@@ -68,19 +70,19 @@ def place(path: Path, capsys: Captured, *flags: str) -> tuple[int, dict[str, Any
 def test_jobs_take_turns_on_devices_and_what_ended_is_not_run_again(
     tmp_path: Path, capsys: Captured
 ) -> None:
-    path = written(tmp_path, [shell(n, f"echo {n} >> ran") for n in ("a", "b", "c")])
+    path = written(tmp_path, [shell(n, f"echo {n} >> ran") for n in ("a", "b", "c", "d")])
     code, said = place(path, capsys, "--policy", "round-robin")
     assert code == ExitCode.BETTER
     by_job = {each["job"]: each for each in said["tries"]}
-    assert [by_job[n]["device"] for n in ("a", "b", "c")] == [
-        "simulated-0", "simulated-1", "simulated-0",
+    assert [by_job[n]["device"] for n in ("a", "b", "c", "d")] == [
+        "simulated-0", "simulated-1", "simulated-0", "simulated-1",
     ]  # fmt: skip
     assert {each["what"] for each in said["tries"]} == {"ended"}
     code, said = place(path, capsys)
-    assert (code, said["tries"], said["before"]) == (0, [], ["a", "b", "c"])
+    assert (code, said["tries"], said["before"]) == (0, [], ["a", "b", "c", "d"])
     path = written(tmp_path, [shell("a", "echo again >> ran")])  # which is another job
     assert place(path, capsys)[1]["before"] == []
-    assert sorted((tmp_path / "ran").read_text().split()) == ["a", "again", "b", "c"]
+    assert sorted((tmp_path / "ran").read_text().split()) == ["a", "again", "b", "c", "d"]
 
 
 def test_who_runs_out_of_memory_is_tried_again_alone_and_recovers(
@@ -209,9 +211,10 @@ def test_a_tuning_run_needs_what_the_same_run_was_seen_to_hold(
     }
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_what_runs_ends_with_the_placement_however_that_ends(number: int, tmp_path: Path) -> None:
-    script = "echo $$ > pid; exec sleep 1000"
+    # It needs a moment to end, for which the command waits, as for a tuning run that saves.
+    script = "trap 'sleep 1; exit' TERM; sleep 1000 & echo $$ $! > pid; wait"
     path = written(tmp_path, [shell("endless", script)])
     argv = [sys.executable, "-m", "tunerd", "colocate", "place", str(path)]
     process = subprocess.Popen(
@@ -219,21 +222,40 @@ def test_what_runs_ends_with_the_placement_however_that_ends(number: int, tmp_pa
         env=os.environ | {"PYTHONPATH": PYTHON_PATH},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     told = tmp_path / "pid"
     until(lambda: told.exists() and told.read_text().endswith("\n"))
-    pid = int(told.read_text())
-    process.send_signal(number)
+    pids = [int(pid) for pid in told.read_text().split()]
+    # Ctrl-C reaches all that a terminal has started.
+    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
     code = process.wait(WAIT_SECS)
-    assert code == (ExitCode.INTERRUPTED if number == signal.SIGTERM else -signal.SIGKILL)
-    until(lambda: not Path(f"/proc/{pid}").exists() or is_zombie(pid))
+    assert code == (-signal.SIGKILL if number == signal.SIGKILL else ExitCode.INTERRUPTED)
+    if number != signal.SIGKILL:
+        assert ended(pids[0])
+    until(lambda: all(map(ended, pids)))
 
 
-def is_zombie(pid: int) -> bool:
+def ended(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+def test_each_machine_is_closed_although_another_one_is_lost() -> None:
+    closed = []
+
+    def machine(name: str, method: str) -> tuple[str, tuple[Found, ...]]:
+        if method == "close":
+            closed.append(name)
+            raise InfrastructureError(f"{name} does not answer")
+        return name, devices_here(SimulatedChoice(simulated=1))
+
+    fleet = Fleet({name: functools.partial(machine, name) for name in ("one", "two")})
+    with pytest.raises(InfrastructureError):
+        fleet.close()
+    assert sorted(closed) == ["one", "two"]
 
 
 # --- devices -----------------------------------------------------------------------------------

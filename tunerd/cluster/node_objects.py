@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from typing import Any, Self
 
 from tunerd.cluster.connection import Connection
 from tunerd.cluster.ray_calls import Calls
+from tunerd.system.processes import ProcessId, has_variable
 
 PLACE_SECS = 60.0  # until Ray has room for an actor, and its process has started
 _CALL_SECS = 60.0
+_THREADS = "OMP_NUM_THREADS"
 
 
 class NodeObjects:
@@ -23,7 +26,8 @@ class NodeObjects:
         run: a name for what is done there.
         make: is called in a process of each node, and has to be importable there.
 
-    Raises InfrastructureError where a node's GPUs are held by others, or Ray cannot be joined.
+    Raises InfrastructureError where a node's GPUs are held by others, or Ray cannot be joined, and
+    the TunerdError that `make` raises.
     """
 
     def __init__(self, address: str, run: str, make: Callable[[], Any], *, with_gpus: bool) -> None:
@@ -77,10 +81,22 @@ class NodeObjects:
 
 class _Holder:
     def __init__(self, make: Callable[[], Any]) -> None:
-        self._object = make()
+        self._make = make
 
     def ready(self) -> None:
-        pass
+        """Make the object. What the constructor of an actor raises, Ray tells as text alone."""
+        self._object = self._make()
 
     def call(self, method: str, *args: Any) -> Any:
+        _forget_threads_of_ray()
         return getattr(self._object, method)(*args)
+
+
+def _forget_threads_of_ray() -> None:
+    """Let programs that are started from here have as many threads as their node lets them.
+
+    Ray sets one thread for an actor without CPUs, where the node says nothing.
+    """
+    own, threads = ProcessId.of(os.getpid()), os.environ.get(_THREADS)
+    if own is not None and threads is not None and not has_variable(own, _THREADS, threads):
+        del os.environ[_THREADS]

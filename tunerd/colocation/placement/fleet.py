@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,9 @@ class Fleet:
 
     def close(self) -> None:
         calls, self._calls = self._calls, {}
-        for call in calls.values():
-            call("close")
+        with contextlib.ExitStack() as stack:  # all of them, whatever one raises
+            for call in calls.values():
+                stack.callback(call, "close")
 
 
 def here(host: Host) -> dict[str, Call]:

@@ -139,7 +139,7 @@ class Host:
             with log.open("ab") as output:
                 process = subprocess.Popen(
                     argv, env=environment, cwd=folder, stdin=subprocess.PIPE, stdout=output,
-                    stderr=subprocess.STDOUT,
+                    stderr=subprocess.STDOUT, start_new_session=True,  # Ctrl-C is for us alone
                 )  # fmt: skip
         except OSError as error:
             name = host.facts().hostname

@@ -5,6 +5,9 @@
 CORES is a list as `0,1`, or empty. The program has a session of its own: SIGTERM goes to all of it
 when our stdin ends, SIGKILL to what is left then. Our exit status is the program's; of one that
 ended by a signal 128 and the signal's number.
+
+We are two processes. Ray kills the children of an actor that ends: the one that waits for the
+other, and not the other.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def _end_with_us() -> None:
-    """Have the program told to end where we are killed: Ray kills what its actors started."""
+    """Have the program told to end where we are killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -38,6 +41,10 @@ def _stop_with_stdin(child: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> int:
+    if other := os.fork():
+        status = os.waitstatus_to_exitcode(os.waitpid(other, 0)[1])
+        return status if status >= 0 else 128 - status
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray's actors have it blocked
     cores, *words = sys.argv[1:]
     if cores:
         os.sched_setaffinity(0, map(int, cores.split(",")))

@@ -146,7 +146,7 @@ class Placing:
         done = {(t.job, t.words) for t in read_tries(out / TRIES) if t.what == "ended"}
         self._before = tuple(n for n, e in self._entries.items() if (n, self._words(e)) in done)
         coming = (entry for entry in file.jobs if entry.name not in self._before)
-        self._coming = sorted(coming, key=lambda entry: entry.after, reverse=True)
+        self._coming = sorted(coming, key=lambda entry: entry.after)[::-1]  # the next is the last
         self._seen: dict[str, Reading] = {}
 
     def run(self) -> Placed:
