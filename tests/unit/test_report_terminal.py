@@ -5,16 +5,20 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 import re
 
 import pytest
+from rich.console import Console
 
 from tests.lib.report_pages import terminal
 from tests.lib.report_runs import gpu_outcome
 from tunerd.report.figures import by_share
 from tunerd.report.table import outcome_json
+from tunerd.report.terminal import table
+from tunerd.report.view import Grid
 from tunerd.vocabulary.outcome import Comparison
 from tunerd.vocabulary.verdict import Verdict
 
@@ -70,3 +74,17 @@ def test_the_document_has_null_for_what_is_no_number() -> None:
     document = outcome_json(dataclasses.replace(gpu_outcome(tasks=1), end_to_end=compared))
     assert document["ratio"] is None
     assert json.dumps(document, allow_nan=False)
+
+
+@pytest.mark.parametrize(("width", "lines"), [(140, 2), (105, 3)])
+def test_a_table_that_is_too_wide_folds_the_heads_of_its_numbers_and_no_name(
+    width: int, lines: int
+) -> None:
+    heads = ("policy", "member", "tenant", *("within SLO", "of admitted") * 4)
+    row = ("ordered", "squeezenet", "default", *("87.3%", "100.0%") * 4)
+    console = Console(width=width, file=io.StringIO())
+    console.print(table(Grid(heads, [row], numbers=range(3, 11))))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue().splitlines()
+    assert len(shown) == lines
+    assert shown[-1].split() == [*row]

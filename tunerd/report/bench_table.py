@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from tunerd.artifacts.manifest import obtained_text
@@ -97,7 +96,7 @@ def rounds_json(result: BenchResult) -> list[dict[str, Any]]:
     ]
 
 
-def _speeds(bench: Bench, hog_gbps: Sequence[float | None]) -> Table:
+def _speeds(bench: Bench, hog_gbps: Sequence[float | None]) -> RenderableType:
     heads = ("", "slice", *(f"p{p}" for p in PERCENTILES), "per second", "samples")
     rows: list[Sequence[Cell]] = []
     for side in (bench.alone, bench.beside):

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
+from rich.console import RenderableType
 
 from tunerd.errors import ExitCode
 from tunerd.report import terminal
@@ -47,7 +47,7 @@ def result_json(recipe: Recipe, result: Result) -> dict[str, Any]:
     }
 
 
-def result_table(result: Result) -> Table:
+def result_table(result: Result) -> RenderableType:
     """Return a row for each run, for rich to print."""
     rows = [
         (

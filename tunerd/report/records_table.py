@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from tunerd.records.summary import RunSummary, TaskSummary
@@ -39,7 +38,7 @@ def summary_page(run: RunSummary) -> RenderableType:
     )
 
 
-def task_table(tasks: Sequence[TaskSummary]) -> Table:
+def task_table(tasks: Sequence[TaskSummary]) -> RenderableType:
     """Return the tasks of a run, for rich to print."""
     rows = [
         (

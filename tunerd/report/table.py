@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from tunerd.report import terminal
@@ -80,7 +79,7 @@ def _latencies(outcome: Outcome) -> list[RenderableType]:
     return [Text(""), terminal.table(Grid(heads, rows, range(1, 3)))]
 
 
-def _task_table(tasks: Sequence[TaskOutcome]) -> Table:
+def _task_table(tasks: Sequence[TaskOutcome]) -> RenderableType:
     grid = task_grid(tasks)
     shown = dataclasses.replace(grid, rows=grid.rows[:SHOWN_TASKS])
     return terminal.table(shown.only(*_TASK_HEADS), gap=1, least_width=8)

@@ -3,40 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from tunerd.report.view import Block, Cell, Grid, Items, Words
 from tunerd.system.text import one_line, printable
 
+_WIDE = 10_000  # columns: more than any table has
+
 
 def table(
     grid: Grid, *, gap: int = 2, least_width: int | None = None, small: bool = False
-) -> Table:
+) -> RenderableType:
     """Return a table; `gap` is between columns, `least_width` that of the first.
 
     Args:
         small: whether to show the small print, in parentheses.
     """
-    shown = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
-    shown.show_header = any(grid.heads)
-    for number, head in enumerate(grid.heads):
-        if number in grid.numbers:
-            shown.add_column(head, justify="right", no_wrap=True)
+    return _Fitting(grid, gap, least_width, small)
+
+
+@dataclass(frozen=True)
+class _Fitting:
+    """A table; where it is wider than the terminal, heads of numbers are in several lines."""
+
+    grid: Grid
+    gap: int
+    least_width: int | None
+    small: bool
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = self._table(self.grid.heads)
+        if console.measure(whole, options=options.update(width=_WIDE)).maximum > options.max_width:
+            heads = enumerate(self.grid.heads)
+            folded = [h.replace(" ", "\n") if n in self.grid.numbers else h for n, h in heads]
+            yield self._table(folded)
         else:
-            shown.add_column(head, overflow="fold", min_width=None if number else least_width)
-    for row in grid.rows:
-        cells = (cell if isinstance(cell, Cell) else Cell(cell) for cell in row)
-        shown.add_row(
-            *(
-                # What is no number may be a name.
-                Text(c.text if i in grid.numbers else _text(c, small), style=c.style)
-                for i, c in enumerate(cells)
+            yield whole
+
+    def _table(self, heads: Iterable[str]) -> Table:
+        grid = self.grid
+        made = Table(box=None, pad_edge=False, padding=(0, self.gap, 0, 0), header_style="dim")
+        made.show_header = any(grid.heads)
+        for number, head in enumerate(heads):
+            if number in grid.numbers:
+                made.add_column(head, justify="right", no_wrap=True)
+            else:
+                width = None if number else self.least_width
+                made.add_column(head, overflow="fold", min_width=width)
+        for row in grid.rows:
+            cells = (cell if isinstance(cell, Cell) else Cell(cell) for cell in row)
+            made.add_row(
+                *(
+                    # What is no number may be a name.
+                    Text(c.text if i in grid.numbers else _text(c, self.small), style=c.style)
+                    for i, c in enumerate(cells)
+                )
             )
-        )
-    return shown
+        return made
 
 
 def _text(cell: Cell, small: bool) -> str:

@@ -7,7 +7,6 @@ from statistics import fmean
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from tunerd.report import svg
@@ -103,7 +102,7 @@ def cores_text(use: TimeUse) -> str:
     return text
 
 
-def _worker_table(use: TimeUse) -> Table:
+def _worker_table(use: TimeUse) -> RenderableType:
     heads = ("of the search", "busy", *(a.value for a in Activity), "candidates")
     rows = []
     for role, workers in use.roles.items():
