@@ -3,22 +3,21 @@
 
     scripts/lab/shares/plot_shares.py results/h200-shares --out shares.svg
 
-Reads matrix-result.json and done.jsonl of each folder below the given one, in order, and prints
-tables of the paper's three claims and of what tuning at all shares cost over one level; without
---out the latter alone. `Costs` in tunerd/studies/matrix/result.py says what counts.
+Reads matrix-result.json and done.jsonl, packed or not, of each folder below the given one, in
+order, and prints tables of the paper's three claims and of what tuning at all shares cost over one
+level; without --out the latter alone. `Costs` in tunerd/studies/matrix/result.py says what counts.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from lab.lab import table
+from lab.lab import load, table
 from tunerd.report.heat_plot import HeatMap, heat_svg
 from tunerd.report.matrix_text import times_text
 from tunerd.studies.matrix.changes import Change
@@ -39,7 +38,7 @@ COSTS = ("core time", "time on slices", "wall")
 
 
 def heat_map(path: Path) -> HeatMap:
-    found = json.loads(path.read_bytes())
+    found = load(path)
     cells = {
         (c["tuned_at"], c["run_at"]): (c["secs"], c["loss"]["value"])
         for c in found["findings"]["cells"]
@@ -48,7 +47,7 @@ def heat_map(path: Path) -> HeatMap:
 
 
 def claims_row(path: Path) -> Sequence[str]:
-    found = json.loads(path.read_bytes())
+    found = load(path)
     cells = [path.parent.name]
     for claim in found["findings"]["claims"]:
         ratio = claim["ratio"]
@@ -82,7 +81,7 @@ def main() -> int:
     if not folders:
         parser.error(f"{options.folder} has no folder with a done.jsonl")
     if options.out is not None:
-        paths = [folder / "matrix-result.json" for folder in folders]
+        paths = [next(folder.glob("matrix-result.json*")) for folder in folders]
         options.out.write_text(heat_svg(options.title, [heat_map(p) for p in paths]))
         print(table(CLAIMS, map(claims_row, paths)), end="\n\n")
     costs = {folder.name: costs_of(read(folder)) for folder in folders}

@@ -4,10 +4,10 @@
     scripts/lab/shares/worth_of_shares.py results/h200-claims-fp16
     scripts/lab/shares/worth_of_shares.py results/h200-shares --shares 10,40,100
 
-Reads matrix-result.json of each folder below the given one, in order, and prints a line for each
-share: the artifact tuned elsewhere that is the fastest there, and the slowest. Intervals are those
-of the matrix (tunerd/studies/matrix/claims.py), each of one ratio; the fastest and the slowest are
-chosen by the same samples.
+Reads matrix-result.json, packed or not, of each folder below the given one, in order, and prints a
+line for each share: the artifact tuned elsewhere that is the fastest there, and the slowest.
+Intervals are those of the matrix (tunerd/studies/matrix/claims.py), each of one ratio; the fastest
+and the slowest are chosen by the same samples.
 
 --shares: as if the matrix had these alone.
 """
@@ -15,14 +15,13 @@ chosen by the same samples.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from lab.lab import table
+from lab.lab import load, table
 from tunerd.studies.matrix.claims import DEFAULT
 from tunerd.system.text import secs_text
 
@@ -32,7 +31,7 @@ Cell = Mapping[str, Any]
 
 
 def rows(path: Path, shares: Collection[int]) -> Iterator[Sequence[str]]:
-    found = json.loads(path.read_bytes())["findings"]
+    found = load(path)["findings"]
     of = {(c["tuned_at"], c["run_at"]): c for c in found["cells"]}
     at = [share for share in found["shares"] if share in shares or not shares]
     for run_at in at:
@@ -56,7 +55,7 @@ def main() -> None:
     parser.add_argument("--shares", default="", help="percentages, separated by commas")
     options = parser.parse_args()
     shares = {int(share) for share in options.shares.split(",") if share}
-    paths = sorted(options.folder.glob("*/matrix-result.json"))
+    paths = sorted(options.folder.glob("*/matrix-result.json*"))
     if not paths:
         parser.error(f"{options.folder} has no folder with a matrix-result.json")
     print(table(HEADS, [row for path in paths for row in rows(path, shares)]))
