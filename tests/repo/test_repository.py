@@ -74,6 +74,7 @@ TVM_MODULES = {
     "frontend.relax.merging",
     "frontend.relax.movement",
     "frontend.relax.norms",
+    "frontend.relax.operands",
     "frontend.relax.permutes",
     "frontend.relax.powers",
     "frontend.relax.precision",

@@ -295,6 +295,7 @@ def _for_gpus(target: TargetSpec, precision: str) -> list[Callable[[IRModule], I
     from tunerd.frontend.relax.hoisting import hoist_moves_of_rows, sink_moves_of_rows
     from tunerd.frontend.relax.integers import TENSOR_CORES, use_integers
     from tunerd.frontend.relax.norms import fold_norms
+    from tunerd.frontend.relax.operands import read_transposed
     from tunerd.frontend.relax.precision import DTYPES
 
     # Without Triton there is no template of an attention, and its parts are faster; so with norms.
@@ -329,6 +330,7 @@ def _for_gpus(target: TargetSpec, precision: str) -> list[Callable[[IRModule], I
         *norms,
         *integers,
         *([remove_redundant_reshapes] if integers else []),
+        read_transposed,
     ]
 
 
