@@ -238,7 +238,7 @@ def test_the_papers_claims_are_answered_by_the_mean_over_all_numbers_of_products
         return {"per_sec": rates | {"super-kernel": [bmm] * 6}, "problems": {}}
 
     shape = (256, 128, 1152)
-    document = {
+    document: dict[str, Any] = {
         "device": "a GPU",
         "torch": "2.11",
         "found": {
@@ -251,6 +251,10 @@ def test_the_papers_claims_are_answered_by_the_mean_over_all_numbers_of_products
     assert "bmm over the next best, R = 10: 2.00 (2.00 to 2.00); the paper's 1.68: yes" in shown
     assert "bmm over the next best, mean of R up to 120: 4.00 (4.00 to 4.00)" in shown
     assert "over one after another, mean: 8.00 (8.00 to 8.00); the paper's 7.71: yes" in shown
+    assert "| - | 4.00 (4.00 to 4.00) | 2.00 (2.00 to 2.00) | 1.00 (1.00 to 1.00) | - |" in shown
+    rates: dict[str, list[float]] = document["found"][key_of("fp32", shape, 10)]["per_sec"]
+    rates["addresses"] = [2.0] * 6
+    assert "| 1.00 (1.00 to 1.00) | 2.00 (2.00 to 2.00) |" in gemm_tables(document)
 
 
 def test_a_plot_has_a_dot_for_each_way_and_names_those_that_none_beats() -> None:

@@ -9,7 +9,8 @@ way is a CUDA graph, of one process but for one of them:
     time          cuBLAS, one after another on one stream
     space         cuBLAS on parallel streams
     processes     cuBLAS in ten clients of MPS, each with a tenth of them one after another
-    bmm           cuBLAS, one batched call over stacked matrices; the paper's takes addresses
+    bmm           cuBLAS, one batched call over stacked matrices
+    addresses     cuBLAS, one batched call by arrays of addresses, as the paper's
     super-kernel  one launch of a Triton kernel that takes its operands from a table of addresses
 
 For R = 2 to 480, in fp32 (and as asked), all ways of one R in turns, the queue never empty. Checks
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import functools
 import itertools
 import json
@@ -133,18 +135,64 @@ def batched(given: Problems) -> Slot:
     return _slot(lambda: torch.bmm(given.lefts, given.rights, out=given.outs), given, given.count)
 
 
+# Of cublas_api.h and library_types.h.
+_COMPUTE = {"fp32": 68, "tf32": 77, "fp16": 68}  # CUBLAS_COMPUTE_32F, and its FAST_TF32
+_TYPES = {"fp32": 0, "tf32": 0, "fp16": 2}  # CUDA_R_32F, CUDA_R_16F
+_AS_IT_IS, _DEFAULT = 0, -1  # CUBLAS_OP_N, CUBLAS_GEMM_DEFAULT
+
+
+def by_addresses(given: Problems, shape: tuple[int, int, int], precision: str) -> Slot:
+    import torch
+
+    rows, columns, depth = shape
+    tables = _addresses(given)
+    lefts, rights, outs = (ctypes.c_void_p(table.data_ptr()) for table in tables)
+    cublas, dtype = _cublas(), _TYPES[precision]
+    one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+
+    def call() -> None:
+        # By columns, as cuBLAS has matrices, each product is that of the transposed, the other way.
+        status = cublas.cublasGemmBatchedEx(
+            ctypes.c_void_p(torch.cuda.current_blas_handle()), _AS_IT_IS, _AS_IT_IS,
+            columns, rows, depth, ctypes.byref(one), rights, dtype, columns,
+            lefts, dtype, depth, ctypes.byref(zero), outs, dtype, columns,
+            given.count, _COMPUTE[precision], _DEFAULT,
+        )  # fmt: skip
+        if status:
+            raise RuntimeError(f"cublasGemmBatchedEx: status {status}")
+
+    return _slot(call, (given, tables), given.count)
+
+
+def _addresses(given: Problems) -> list[Any]:
+    """Return where each matrix is, on the GPU: of the left ones, the right ones and the results."""
+    import torch
+
+    return [
+        torch.tensor([each.data_ptr() for each in stack], dtype=torch.int64, device="cuda")
+        for stack in (given.lefts, given.rights, given.outs)
+    ]
+
+
+@functools.cache
+def _cublas() -> ctypes.CDLL:
+    """Return the cuBLAS that PyTorch has loaded. Raises RuntimeError where there is none."""
+    import torch
+
+    torch.cuda.current_blas_handle()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "/libcublas.so" in line:
+            return ctypes.CDLL(line.split()[-1])
+    raise RuntimeError("PyTorch has loaded no cuBLAS")
+
+
 def as_one_kernel(
     given: Problems, shape: tuple[int, int, int], precision: str, sampler: Sampler
 ) -> tuple[Slot, dict[str, Any]]:
     """Return the fastest way to cut it here, and which that is."""
-    import torch
-
     from lab.colocation.gemm_kernels import launches
 
-    tables = [
-        torch.tensor([each.data_ptr() for each in stack], dtype=torch.int64, device="cuda")
-        for stack in (given.lefts, given.rights, given.outs)
-    ]
+    tables = _addresses(given)
     best, said, rate = None, {}, 0.0
     for launch in launches(shape, given.count, precision):
         try:
@@ -217,6 +265,7 @@ def measured(
         "time": lambda: in_time(given),
         "space": lambda: in_space(given),
         "bmm": lambda: batched(given),
+        "addresses": lambda: by_addresses(given, shape, precision),
         "super-kernel": one_kernel,
     }
     for way, make in ways.items():
