@@ -226,6 +226,8 @@ def test_recipes_of_saturated_models_have_the_artifacts_that_their_commands_make
     together = (Kind("resnet50", 100, by=(8,)).run(RUNS).name, "artifact")
     assert wanted("saturated.yaml") == alone
     assert wanted("saturated-together.yaml") == [together, *alone[1:]]
+    few = (Kind("resnet50", 100, by=(1, 8)).run(RUNS).name, "artifact")
+    assert wanted("more-than-fit.yaml") == [few, *alone[1:]]
     ways = all_ways("resnet50", (12,), ("8@100",), (), compile=False)
     way = next(each for each in ways if each.kind == "engine")
     policy = Plan.read(RECIPES / "saturated-together.yaml").policy
