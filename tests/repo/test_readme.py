@@ -39,7 +39,7 @@ INSTEAD = (
     (r"models/light_\w+\.onnx", "model.onnx"),
     (r"model.onnx (.*--dim batch)", r"sized.onnx \1"),
     (r"--gpu-pct auto", "--cpu-pct auto"),
-    (r"^profile (.*)$", r"profile \1 --cpu --rounds 2 --duration 50ms"),
+    (r"^profile (.*)$", r"profile \1 --cpu --rounds 2 --duration 300ms"),
     (r"--batches 1,8 --shares 10,25,50,100", "--batches 64,128 --shares 50,100"),
     (r"^matrix (.*)--shares 10,25,40,50,75,100 (.*)$",
      r"matrix \1--shares 50,100 \2 --slice simulated --trials 8 --rounds 1"),
@@ -101,7 +101,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, kept_cluster: None) -> Itera
     folder = tmp_path_factory.mktemp("readme")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(auto, "EFFORT", Effort(rounds=2, duration_secs=0.05))
+        patch.setattr(auto, "EFFORT", Effort(rounds=2, duration_secs=0.3))
         onnx.save(two_products(), folder / "model.onnx")
         onnx.save(with_open_batch(two_products()), folder / "sized.onnx")
         for pct in (25, 40, 50, 100):

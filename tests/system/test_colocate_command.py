@@ -70,8 +70,9 @@ def test_an_artifact_that_is_not_the_plans_is_refused(plan: Path, capsys: Captur
 
 
 def test_a_bench_runs_the_load_under_each_policy_and_writes_a_page(
-    plan: Path, capsys: Captured
+    plan: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # no head is folded
     out = plan.with_name("out")
     given = ("--policy", "time", "--policy", "streams", "--out", out)
     assert colocate("bench", plan, *given) == 0

@@ -315,7 +315,7 @@ def test_a_group_is_planned_in_a_slice_beside_another_models_lane_and_served(
     out = tmp_path / "out"
     assert colocate("plan", mix, "--out", out, "--dry-run") in (0, ExitCode.CANNOT_TELL)
     page = " ".join(capsys.readouterr().out.split())
-    assert "50%: long; 50%: net-0, net-1, net-2, net-3 (up to 4 in a launch)" in page
+    assert "50%: long; 50%: net-0 to net-3 (up to 4 in a launch)" in page
     assert "Launches: 4 models of one architecture in the slice of 50%, up to 4 in a launch" in page
     assert "beside 1 lane of others" in page
 
