@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,7 +49,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
             for member in plan.members
             for at, secs in enumerate(answers(member.name, plan))
         )
-        return SimpleNamespace(rounds=[SimpleNamespace(together=[Observed(samples, (0.0, 9.0))])])
+        return SimpleNamespace(
+            rounds=[SimpleNamespace(together=[Observed(samples, (0.0, 9.0))] * 3)]
+        )
 
     monkeypatch.setattr(engine_cost, "bench", bench)
     return seen
@@ -99,6 +102,42 @@ def test_a_rehearsal_finds_what_the_plan_itself_takes_whatever_was_known(
         assert found[name].p50_secs == pytest.approx(MIDDLE)
         assert found[name].tail_secs == pytest.approx(TAIL)
         assert found[name].key == (f"of {name}", DEVICE, rate, 150.0, 2)
+
+
+def test_rates_are_lowered_where_the_engine_falls_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bench(plan: Plan, *_: Any) -> Any:
+        grows = 0.5 if sum(m.rate or 0.0 for m in plan.members) > 40 else 0.0
+        samples = [
+            Sample(m.name, "default", at, at, at + 0.01 + grows * at, DONE)
+            for m in plan.members
+            for at in (n / 100 for n in range(300))
+        ]
+        observed = Observed(tuple(samples), (0.0, 9.0))
+        return SimpleNamespace(rounds=[SimpleNamespace(together=[observed] * 3)])
+
+    monkeypatch.setattr(engine_cost, "bench", bench)
+    found = engine_cost.measure(models(), device=DEVICE, like=plan_of(), say=lambda _: None)
+    assert {name: cost.rate for name, cost in found.items()} == {"one": 25.0, "two": 12.5}
+    assert found["one"].all_rate == 37.5
+    assert found["one"].key in [
+        engine_cost.key_of(each[0], each, DEVICE) for each in engine_cost.slower(models())
+    ]
+
+
+def test_a_pause_in_one_round_counts_for_nothing(
+    served: list[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = engine_cost.bench
+
+    def paused(plan: Plan, *_: Any) -> Any:
+        (rounds,) = whole(plan, (), lambda _: None).rounds
+        late = [replace(s, ended_at=s.ended_at + 1.0) for s in rounds.together[0].samples]
+        first = Observed(tuple(late), (0.0, 9.0))
+        return SimpleNamespace(rounds=[SimpleNamespace(together=[first, *rounds.together[1:]])])
+
+    monkeypatch.setattr(engine_cost, "bench", paused)
+    found = engine_cost.measure(models(), device=DEVICE, like=plan_of(), say=lambda _: None)
+    assert found["one"].tail_secs == pytest.approx(TAIL)
 
 
 def test_rates_are_lowered_where_the_device_were_too_busy() -> None:

@@ -44,13 +44,13 @@ class MixCosts:
         models = engine_cost.at_most_busy(self._served(subjects))
         if not models:
             return {}
-        keys = {each.name: engine_cost.key_of(each, models, self._device) for each in models}
-        known = self._known(keys)
-        if known.keys() == keys.keys():
-            return known
+        for lowered in engine_cost.slower(models):  # as they were measured before
+            known = self._known(self._keys(lowered))
+            if len(known) == len(models):
+                return known
         if self._is_dry:
             self._lacking.add_engine(self._mix)
-            return known
+            return {}
         found = engine_cost.measure(
             models,
             device=self._device,
@@ -73,11 +73,9 @@ class MixCosts:
         """
         assert found.chosen is not None
         models = self._served(subjects)
-        if not costs or tuple(models) == engine_cost.at_most_busy(models):
-            return {}
-        lanes = len(found.chosen.placement.lanes)
-        keys = {each.name: engine_cost.key_of(each, models, self._device, lanes) for each in models}
-        if keys == {name: cost.key for name, cost in costs.items()}:
+        keys = self._keys(models, len(found.chosen.placement.lanes))
+        have = {name: cost.key for name, cost in costs.items()}
+        if not costs or have in (keys, self._keys(models)):
             return {}
         known = self._known(keys)
         if known.keys() == keys.keys():
@@ -93,6 +91,11 @@ class MixCosts:
         )
         self._keep(rehearsed)
         return rehearsed
+
+    def _keys(
+        self, models: Sequence[engine_cost.Served], lanes: int = 0
+    ) -> dict[str, engine_cost.Key]:
+        return {each.name: engine_cost.key_of(each, models, self._device, lanes) for each in models}
 
     def _known(self, keys: Mapping[str, engine_cost.Key]) -> dict[str, EngineCost]:
         """Return what this plan or the team has of these."""

@@ -3,15 +3,16 @@
 All models of a mix are served one after another on the whole device at their own rates; what their
 requests took beyond work and waiting is the engine's. A thread that was idle wakes slowly, and one
 that is busy with a model keeps another's request waiting, so that it takes the rates of all. Where
-the device were too busy for these, they are lowered, and what the engine takes at the rates of the
-mix is seen when a plan has been found: it is rehearsed, and planned again by what that showed.
+the device were too busy for these, or the engine falls behind, they are lowered, and what the
+engine takes at the rates of the mix is seen when a plan has been found: it is rehearsed, and
+planned again by what that showed.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from tunerd.colocation.bench import bench
-from tunerd.colocation.load.generator import DONE
+from tunerd.colocation.load.generator import DONE, Sample
 from tunerd.colocation.plan import LoadChoice, Member, Plan, PolicyChoice
 from tunerd.colocation.planning import queueing
 from tunerd.colocation.planning.curves import Origin, Point
@@ -33,8 +34,11 @@ if TYPE_CHECKING:
 COSTS = "engine.jsonl"
 _TAIL = 0.99
 _REQUESTS = 600  # of each model, about: six of them lie beyond the tail
-_LEAST_SECS, _MOST_SECS = 1.0, 10.0
+_ROUNDS = 3  # of which the middle one counts: a pause of the host is in one
+_LEAST_SECS, _MOST_SECS = 1.0, 5.0  # of each
 _BUSIEST = 0.5  # of the device: with more, waiting is what is seen
+_HALVINGS = 4  # of the rates, at most
+_BEHIND = 0.03  # seconds by which latencies grow in a second, where what comes is not served
 
 Key = tuple[str, str, float, float, int]
 
@@ -85,13 +89,24 @@ def at_most_busy(models: Sequence[Served]) -> tuple[Served, ...]:
     return tuple(replace(each, rate=each.rate * times) for each in models)
 
 
+def slower(models: Sequence[Served]) -> Iterator[tuple[Served, ...]]:
+    """Yield the models at their rates, at half of them, and so on."""
+    for nth in range(_HALVINGS + 1):
+        yield tuple(replace(each, rate=each.rate / 2**nth) for each in models)
+
+
 def key_of(model: Served, models: Sequence[Served], device: str, lanes: int = 0) -> Key:
     return model.architecture, device, model.rate, sum(each.rate for each in models), lanes
 
 
 def load_secs(slowest: float) -> float:
     """Return how long models are served, the slowest with so many requests per second."""
-    return min(_MOST_SECS, max(_LEAST_SECS, _REQUESTS / slowest))
+    return _ROUNDS * _load(slowest).duration
+
+
+def _load(slowest: float) -> LoadChoice:
+    duration = min(_MOST_SECS, max(_LEAST_SECS, _REQUESTS / slowest))
+    return LoadChoice(kind="poisson", duration=duration, rounds=_ROUNDS)
 
 
 def measure(
@@ -99,8 +114,20 @@ def measure(
 ) -> dict[str, EngineCost]:
     """Serve models together, and return what the engine takes by their names.
 
-    Raises as Engine.start does.
+    Of lower rates where it falls behind with these, as each cost says. Raises as Engine.start does.
     """
+    found: dict[str, EngineCost] = {}
+    for lowered in slower(models):
+        found, is_behind = _measured(lowered, device=device, like=like, say=say)
+        if not is_behind:
+            break
+    return found
+
+
+def _measured(
+    models: Sequence[Served], *, device: str, like: Plan, say: Callable[[str], None]
+) -> tuple[dict[str, EngineCost], bool]:
+    """Return what the engine takes, and whether it falls behind."""
     slowest = min(each.rate for each in models)
     members = [Member(name=e.name, artifact=e.kernels, rate=e.rate) for e in models]
     plan = like.model_copy(
@@ -108,20 +135,18 @@ def measure(
             "members": tuple(members),
             "order": (),
             "policy": PolicyChoice(kind="time"),
-            "load": LoadChoice(kind="poisson", duration=load_secs(slowest)),
+            "load": _load(slowest),
         }
     )
-    secs = _latencies(plan, say)
+    rounds = _answered(plan, say)
     wait = queueing.wait_of([each.stream for each in models])
     found = {}
     for each in models:
-        middle = tail = 0.0
-        if taken := secs.get(each.name):
-            work = each.point
-            middle = float(np.median(taken)) - wait.quantile(0.5) - work.secs.value
-            tail = float(np.quantile(taken, _TAIL)) - wait.quantile(_TAIL) - work.tail_secs
+        work = each.point
+        middle = _latency(rounds, each.name, 0.5) - wait.quantile(0.5) - work.secs.value
+        tail = _latency(rounds, each.name, _TAIL) - wait.quantile(_TAIL) - work.tail_secs
         found[each.name] = _cost(key_of(each, models, device), middle, tail)
-    return found
+    return found, statistics.median(map(_grown_by, rounds)) > _BEHIND
 
 
 def rehearse(
@@ -140,19 +165,18 @@ def rehearse(
     # Nobody is refused: what takes too long is what is to be seen.
     members = tuple(member.model_copy(update={"slo_ms": None}) for member in plan.members)
     slowest = min(each.rate for each in forecast.expected)
-    load = LoadChoice(kind="poisson", duration=load_secs(slowest))
-    secs = _latencies(plan.model_copy(update={"members": members, "load": load}), say)
+    changes = {"members": members, "load": _load(slowest)}
+    rounds = _answered(plan.model_copy(update=changes), say)
     beyond: dict[str, list[tuple[float, float]]] = {each.name: [] for each in models}
     for each in forecast.expected:
-        if taken := secs.get(each.member):
-            known = each.engine or NO_COST
-            middle = float(np.median(taken)) - (each.p50_secs - known.p50_secs)
-            tail = float(np.quantile(taken, each.part)) - (each.tail_secs - known.tail_secs)
-            beyond[each.point.of].append((middle, tail))
+        known = each.engine or NO_COST
+        middle = _latency(rounds, each.member, 0.5) - (each.p50_secs - known.p50_secs)
+        tail = _latency(rounds, each.member, each.part) - (each.tail_secs - known.tail_secs)
+        beyond[each.point.of].append((middle, tail))
     lanes = len(forecast.placement.lanes)
     found = {}
     for model in models:
-        middles, tails = zip(*beyond[model.name] or [(0.0, 0.0)], strict=True)
+        middles, tails = zip(*beyond[model.name], strict=True)
         key = key_of(model, models, device, lanes)
         found[model.name] = _cost(key, statistics.fmean(middles), statistics.fmean(tails))
     return found
@@ -171,13 +195,26 @@ def _cost(key: Key, middle: float, tail: float) -> EngineCost:
     )
 
 
-def _latencies(plan: Plan, say: Callable[[str], None]) -> Mapping[str, list[float]]:
-    """Return the seconds of each request that was answered, by member."""
+def _answered(plan: Plan, say: Callable[[str], None]) -> list[list[Sample]]:
+    """Return the requests of each round that were answered."""
     (rounds,) = bench(plan, (), say).rounds
-    found: dict[str, list[float]] = {}
-    for sample in (s for observed in rounds.together for s in observed.counted if s.end == DONE):
-        found.setdefault(sample.member, []).append(sample.latency_secs)
-    return found
+    return [[s for s in observed.counted if s.end == DONE] for observed in rounds.together]
+
+
+def _latency(rounds: Sequence[Sequence[Sample]], member: str, part: float) -> float:
+    """Return a quantile of a member's latencies in seconds, that of the middle round."""
+    of_each = ([s.latency_secs for s in samples if s.member == member] for samples in rounds)
+    found = [float(np.quantile(secs, part)) for secs in of_each if secs]
+    return statistics.median(found) if found else 0.0
+
+
+def _grown_by(samples: Sequence[Sample]) -> float:
+    """Return how many seconds latencies grow by in one, which they do where less is served."""
+    at = [sample.meant_at for sample in samples]
+    if len({*at}) < 2:
+        return 0.0
+    slope, _ = np.polyfit(at, [sample.latency_secs for sample in samples], 1)
+    return float(slope)
 
 
 def append(path: Path, cost: EngineCost) -> None:
