@@ -81,6 +81,14 @@ class Way:
         return dict(json.loads(self.printed.read_text()))
 
 
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Programs heed SIGINT also where these tests run in a shell's background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def preloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a module that fork servers find."""
