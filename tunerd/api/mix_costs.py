@@ -92,6 +92,12 @@ class MixCosts:
         self._keep(rehearsed)
         return rehearsed
 
+    @functools.cached_property
+    def _own(self) -> dict[engine_cost.Key, EngineCost]:
+        """What this plan has measured, of two of one kind the later."""
+        found = engine_cost.read_costs(self._folder / engine_cost.COSTS)
+        return {cost.key: cost for cost in found}
+
     def _keys(
         self, models: Sequence[engine_cost.Served], lanes: int = 0
     ) -> dict[str, engine_cost.Key]:
@@ -99,14 +105,14 @@ class MixCosts:
 
     def _known(self, keys: Mapping[str, engine_cost.Key]) -> dict[str, EngineCost]:
         """Return what this plan or the team has of these."""
-        path = self._folder / engine_cost.COSTS
-        known = {cost.key: cost for cost in engine_cost.read_costs(path)}
-        found = {name: known.get(key) or self._team.cost(key) for name, key in keys.items()}
+        own = self._own
+        found = {name: own.get(key) or self._team.cost(key) for name, key in keys.items()}
         return {name: cost for name, cost in found.items() if cost is not None}
 
     def _keep(self, found: Mapping[str, EngineCost]) -> None:
         for cost in {cost.key: cost for cost in found.values()}.values():
             engine_cost.append(self._folder / engine_cost.COSTS, cost)
+            self._own[cost.key] = cost
             self._team.keep_cost(cost)
 
     def _served(self, subjects: Sequence[Subject]) -> list[engine_cost.Served]:

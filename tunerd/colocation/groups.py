@@ -121,6 +121,8 @@ def add_tenants(model: ForSeveral, group: Group, members: Sequence[Member]) -> d
             model.add(named[member.name], member.artifact)
     if group.weights_bytes is None:
         model.bring(tuple(named.values()))
+    else:
+        model.limit_weights(group.weights_bytes)
     return named
 
 

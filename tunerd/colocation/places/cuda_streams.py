@@ -139,8 +139,6 @@ class CudaStreamsPlace(Place):
         before = self._gpu.free_bytes()
         if group.name not in self._groups:
             self._groups[group.name] = self._open_for_several(group.kernels), {}
-            if group.weights_bytes is not None:
-                self._groups[group.name][0].limit_weights(group.weights_bytes)
         model, tenants = self._groups[group.name]
         tenants |= add_tenants(model, group, [m for m in members if m.name not in tenants])
         for member in members:

@@ -80,8 +80,6 @@ class _GroupSeat:
     def _loaded(self) -> ForSeveral:
         os.sched_setaffinity(0, self.lane.cores)
         model = self._open_model(self.group.kernels)
-        if self.group.weights_bytes is not None:
-            model.limit_weights(self.group.weights_bytes)
         self.tenants = add_tenants(model, self.group, self.members)
         names = tried_tenants(self.group, self.tenants)
         inputs = artifacts.sample_inputs(self.group.kernels)

@@ -23,6 +23,7 @@ from tvm.ir import GenericConst, IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tunerd.frontend.relax.attention_kernel import Access, AttentionKernel, Step
+from tunerd.frontend.relax.constants import rewritten
 from tunerd.frontend.relax.movement import (
     Graph,
     Moved,
@@ -52,9 +53,7 @@ def fuse_attention(mod: IRModule) -> IRModule:
         return mod
     fuser = _Fuser(mod)
     fuser.found = found
-    main = fuser.visit_expr(mod["main"])
-    fuser.builder_.update_func(mod.get_global_var("main"), main)
-    return relax.transform.DeadCodeElimination()(fuser.builder_.get())
+    return rewritten(mod, fuser)
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tunerd.frontend.relax.constants import rewritten
 from tunerd.frontend.relax.movement import Graph, op_name, shape_of
+from tunerd.frontend.relax.rewriting import TAKES_AN_EPILOGUE
 from tunerd.vocabulary.model import INTEGER_PRODUCTS, STAGED, VNNI_GROUP, VNNI_LANES
 
-_TAKES_AN_EPILOGUE = 4  # relay's and Relax's kOutEWiseFusable
 _MAX_TERMS = (1 << 31) // (255 * 128)  # of a sum that int32 holds
 _MOST_EDGES = 16  # kinds of places that read padding, each a vector in the kernel
 _TILE = range(4, 17)  # rows that fill registers beside the columns
@@ -197,7 +197,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
             values,
             relax.const(form.weight(product.weight)),
             primfunc_name_hint=INTEGER_PRODUCTS,
-            primfunc_attrs={"op_pattern": _TAKES_AN_EPILOGUE},
+            primfunc_attrs={"op_pattern": TAKES_AN_EPILOGUE},
         )
         out = self.builder_.emit(made)
         if rows is not None and rows != form.rows(rows):

@@ -25,13 +25,14 @@ from tvm import relax, te, tirx
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tunerd.frontend.relax.constants import rewritten
 from tunerd.frontend.relax.movement import Graph, op_name, shape_of
 from tunerd.frontend.relax.precision import FEW
+from tunerd.frontend.relax.rewriting import TAKES_AN_EPILOGUE
 from tunerd.system.arrays import rounded
 
 _LEAST_ROWS = 16  # of a product by tensor cores
 _LEAST_COLUMNS = 64
-_TAKES_AN_EPILOGUE = 4  # kOutEWiseFusable of relax/ir/op_attr_types.h: as a product
 
 
 def fold_norms(mod: IRModule, precision: str) -> IRModule:
@@ -45,9 +46,7 @@ def fold_norms(mod: IRModule, precision: str) -> IRModule:
         return mod
     folder = _Folder(mod)
     folder.found, folder.precision = found, precision
-    main = folder.visit_expr(mod["main"])
-    folder.builder_.update_func(mod.get_global_var("main"), main)
-    return relax.transform.DeadCodeElimination()(folder.builder_.get())
+    return rewritten(mod, folder)
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ class _Folder(PyExprMutator):  # type: ignore[misc]
             relax.const(own),
             relax.const(sums),
             primfunc_name_hint="norm_matmul",
-            primfunc_attrs={"op_pattern": _TAKES_AN_EPILOGUE},
+            primfunc_attrs={"op_pattern": TAKES_AN_EPILOGUE},
         )
         bias = (product.bias + product.beta @ weight).astype(np.float32)
         return relax.op.add(self.builder_.emit(made), relax.const(bias)) if bias.any() else made

@@ -16,9 +16,9 @@ from tvm import relax, te, tirx
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tunerd.frontend.relax.constants import rewritten
 from tunerd.frontend.relax.movement import Graph, op_name, shape_of
-
-_TAKES_AN_EPILOGUE = 4  # kOutEWiseFusable of relax/ir/op_attr_types.h: as a product
+from tunerd.frontend.relax.rewriting import TAKES_AN_EPILOGUE
 
 _Read = tuple[Any, tuple[int, ...]]  # a tensor, and by which of its axes each one is read
 
@@ -35,9 +35,7 @@ def read_transposed(mod: IRModule) -> IRModule:
         return mod
     folder = _Folder(mod)
     folder.found = found
-    main = folder.visit_expr(mod["main"])
-    folder.builder_.update_func(mod.get_global_var("main"), main)
-    return relax.transform.DeadCodeElimination()(folder.builder_.get())
+    return rewritten(mod, folder)
 
 
 def _reads(graph: Graph, product: Any) -> tuple[_Read, _Read] | None:
@@ -79,7 +77,7 @@ class _Folder(PyExprMutator):  # type: ignore[misc]
             self.visit_expr(left),
             self.visit_expr(right),
             primfunc_name_hint="matmul",
-            primfunc_attrs={"op_pattern": _TAKES_AN_EPILOGUE},
+            primfunc_attrs={"op_pattern": TAKES_AN_EPILOGUE},
         )
 
 

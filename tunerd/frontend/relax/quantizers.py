@@ -18,6 +18,7 @@ from tvm import relax
 from tvm.ir import GenericConst, IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tunerd.frontend.relax.constants import rewritten
 from tunerd.frontend.relax.movement import Graph, op_name, shape_of
 
 _RANGES = {d: np.iinfo(d) for d in ("int8", "uint8", "int16", "uint16")}
@@ -33,10 +34,7 @@ def expand_quantizers(mod: IRModule, *, keeps_zeros: bool = False) -> IRModule:
     """
     expander = _Expander(mod)
     expander.keeps_zeros = keeps_zeros and _has_zero_points(mod)
-    main = expander.visit_expr(mod["main"])
-    expander.builder_.update_func(mod.get_global_var("main"), main)
-    canonical = relax.transform.CanonicalizeBindings()(expander.builder_.get())
-    return relax.transform.DeadCodeElimination()(canonical)
+    return rewritten(mod, expander)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tvm.ir import IRModule
 
+TAKES_AN_EPILOGUE = 4  # kOutEWiseFusable of relax/ir/op_attr_types.h: as a product
+
 _open = threading.Lock()  # TVM has one stack of builders for all threads
 
 
