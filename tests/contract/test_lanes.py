@@ -354,6 +354,30 @@ def test_weights_that_lack_are_brought_by_a_thread_before_the_launch(
     assert lanes.goes_in_parts([("c", x(1))])
 
 
+@pytest.mark.parametrize("part_bytes", [7, parts.PART_BYTES])
+def test_weights_that_another_launch_has_brought_meanwhile_are_held(
+    part_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_LARGE_BYTES", 1)
+    monkeypatch.setattr(parts, "PART_BYTES", part_bytes)
+    lanes, pieces, _ = staged(most=2, is_ahead=True)
+    requests = [("a", x(1)), ("c", x(10))]
+    assert lanes.goes_in_parts(requests)  # when it was started; it has its turn later
+    pieces.hold(["c"])
+    made = lanes.begin(requests, 7)
+    pieces.release(["c"])
+    with pytest.raises(RuntimeError, match="all 2 pieces"):
+        pieces.hold(["b"])
+    for part in made:
+        part.queue(8)
+        until(part.is_done, every=0)
+    lanes.follow(7)
+    assert [float(found["y"][0]) for found in lanes.read()] == [2, 50]
+    assert lanes.is_done()
+    pieces.hold(["b"])
+    assert pieces.brought == 2
+
+
 def test_weights_that_were_brought_for_what_is_given_up_may_go() -> None:
     lanes, pieces, _ = staged(most=2)
     for brought_first in (True, False):

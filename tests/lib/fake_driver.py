@@ -6,6 +6,7 @@ import ctypes
 import enum
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,18 @@ class Status(enum.Enum):
 OK = Status.CUDA_SUCCESS
 
 
-class Driver:
+class CaptureModes:
+    """How a thread is taken while another one captures: of this stand-in, all threads have one."""
+
+    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED="relaxed")
+    capture_mode = "global"
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: str) -> Answer:
+        usual, self.capture_mode = self.capture_mode, mode
+        return OK, usual
+
+
+class Driver(CaptureModes):
     """Copies of outputs run when the graph is launched; events are done when a test says."""
 
     CUresult = Status

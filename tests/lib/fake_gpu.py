@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tests.lib.colocation_plans import Script, ScriptedModel
+from tests.lib.fake_driver import CaptureModes
 from tunerd.artifacts.batches import BatchedModel
 from tunerd.artifacts.parts import Nothing, Written
 from tunerd.artifacts.segments import Cut
@@ -25,7 +26,7 @@ from tunerd.vocabulary import Arrays
 SUCCESS = SimpleNamespace(name="CUDA_SUCCESS")
 
 
-class HostMemory:
+class HostMemory(CaptureModes):
     """A driver whose pinned memory is any."""
 
     def __init__(self) -> None:

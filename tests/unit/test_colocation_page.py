@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from tests.lib.report_pages import Page, plain
@@ -51,6 +52,24 @@ def test_a_policy_is_a_dot_that_is_seen_without_the_pointer() -> None:
     page = page_of(result("time", tenant("a", 0.3)), result("space", tenant("a", 0.2)))
     assert points(page) == ["point line-0 alone", "point line-1 alone"]
     assert "Not drawn" not in page.text
+
+
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [
+        ({"RuntimeError: no": 1}, "1 fault, all served again within 250 ms: RuntimeError: no"),
+        (
+            {"TypeError: why": 1, "RuntimeError: no": 3},
+            "4 faults, all served again within 250 ms: in 3 times RuntimeError: no",
+        ),
+    ],
+)
+def test_faults_are_counted_and_what_most_of_them_said_stands_there(
+    faults: dict[str, int], said: str
+) -> None:
+    of = replace(result("time", tenant("a", 0.3)), faults=faults, recovered_secs=0.25)
+    assert said in page_of(of).text
+    assert said in terminal(of)
 
 
 def test_a_policy_without_a_p99_is_named_below_the_plot() -> None:

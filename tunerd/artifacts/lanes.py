@@ -87,7 +87,7 @@ class StagedLanes(StagedRows):
         self._held: list[str] = []
         self._holding = threading.Lock()
         self._is_given_up = False
-        self._cold: Any = None  # requests whose weights are brought, and no inputs
+        self._small: Any = None  # requests that begin with nothing but their weights
         self._has_large_inputs = self.may_go_in_parts
         self.may_go_in_parts |= pieces.most is not None
 
@@ -126,29 +126,28 @@ class StagedLanes(StagedRows):
         """
         self._refuse_others(given)
         self._is_given_up = False
-        lacks = self._lacks_weights(given)
-        if lacks:
+        bringing: list[Part | Written | Nothing] = []
+        if self._lacks_weights(given):
             # The time of the launch begins when they are there.
-            weights, stream = self._by_thread(functools.partial(self._bring, given)), None
-            if not self._are_large(given):
-                self._cold = given
-                return [weights, Nothing()]
-        else:
+            bringing, stream = [self._by_thread(functools.partial(self._bring, given))], None
+        else:  # perhaps because one before it has brought them meanwhile
             self._hold(given)
+        if not self._are_large(given):
+            self._small = given
+            return [*bringing, Nothing()]
         try:
-            parts = super().begin(given, stream)
+            return [*bringing, *super().begin(given, stream)]
         except BaseException:
             self._let_go()
             raise
-        return [weights, *parts] if lacks else [*parts]
 
     def follow(self, stream: int, *, fetch: int | None = None, leaves: bool = False) -> None:
         """Queue the launch, when all of its parts are queued and its weights are there."""
-        cold, self._cold = self._cold, None
-        if cold is None:
+        small, self._small = self._small, None
+        if small is None:
             super().follow(stream, fetch=fetch, leaves=leaves)
         else:
-            super().launch(cold, stream, fetch=fetch, leaves=leaves)
+            super().launch(small, stream, fetch=fetch, leaves=leaves)
 
     def give_up(self) -> None:
         """Have what was begun never launched: the tenants' weights may go from the device."""

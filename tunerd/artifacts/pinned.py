@@ -7,12 +7,13 @@ while the GPU takes the part before it from there, and waits for that stream alo
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import threading
 from typing import Any
 
-from tunerd.system.cuda_driver import NO_TIMES, checked, current
+from tunerd.system.cuda_driver import NO_TIMES, beside_captures, checked, current
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class PinnedCopies:
     def copy(self, there: int, data: Any) -> None:
         """Copy an array of bytes to an address of the GPU, and return when they are there."""
         driver, size, here = self._driver, int(data.nbytes), int(data.ctypes.data)
-        with self._turn, current(driver, self._context):
+        with self._turn, current(driver, self._context), self.beside_captures():
             try:
                 for nth, begin in enumerate(range(0, size, self._part_bytes)):
                     buffer, event = self._buffers[nth % 2], self._events[nth % 2]
@@ -52,6 +53,10 @@ class PinnedCopies:
                     checked(driver.cuEventRecord(event, self._stream))
             finally:  # also what was queued before an error must not find other bytes there
                 checked(driver.cuStreamSynchronize(self._stream))
+
+    def beside_captures(self) -> contextlib.AbstractContextManager[None]:
+        """Have the calling thread allocate in this block, whoever captures a graph meanwhile."""
+        return beside_captures(self._driver)
 
     def __del__(self) -> None:
         # Of a context that is gone, all is gone: what these answer does not matter.

@@ -8,6 +8,7 @@ memory; the device has as many of them as a budget allows (`pieces`).
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
@@ -336,7 +337,9 @@ class _CudaMemory:
         self._copies = pinned_copies()
 
     def make(self) -> Any:
-        return self._tvm.runtime.empty((self._size,), "uint8", self._device)
+        copies = self._copies
+        with contextlib.nullcontext() if copies is None else copies.beside_captures():
+            return self._tvm.runtime.empty((self._size,), "uint8", self._device)
 
     def address(self, piece: Any) -> int:
         return int(piece.data_ptr())

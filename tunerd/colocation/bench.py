@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -157,7 +158,7 @@ def _under(plan: Plan, say: Say) -> tuple[LoadResult, Rounds]:
         planned_bytes={name: member.planned_bytes for name, member in stats.members.items()},
         resident_bytes=resident,
         mismatches=tuple(stats.mismatches),
-        faults=len(stats.faults),
+        faults=Counter(fault.reason for fault in stats.faults),
         recovered_secs=max(recovered, default=None),
         per_launch={name: group.per_launch for name, group in stats.groups.items()},
         launches={name: group.of_size for name, group in stats.groups.items()},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -228,10 +229,7 @@ def _sentences(benched: Benched) -> list[str]:
             if each
         ]
         if result.faults:
-            said.append(
-                f"{count_text(result.faults, 'fault')}, all served again within "
-                f"{secs_text(result.recovered_secs)}"
-            )
+            said.append(_faults_text(result))
         said += result.mismatches
         found.append(f"{result.policy}: {', '.join(said)}")
         found += [f"{result.policy}: {_against_text(each)}" for each in result.against_alone]
@@ -244,6 +242,17 @@ def _sentences(benched: Benched) -> list[str]:
     if len(benched.results) > 1:
         found.append(best_sentence(benched.best))
     return found
+
+
+def _faults_text(result: LoadResult) -> str:
+    """Say how many faults there were, until when all served again, and what most of them said."""
+    reason, times = Counter(result.faults).most_common(1)[0]
+    number = sum(result.faults.values())
+    of = "" if times == number else f" in {count_text(times, 'time')}"
+    return (
+        f"{count_text(number, 'fault')}, all served again within "
+        f"{secs_text(result.recovered_secs)}:{of} {reason}"
+    )
 
 
 def lateness(benched: Benched) -> list[str]:

@@ -34,6 +34,21 @@ def current(driver: Any, context: Any) -> Iterator[None]:
         checked(driver.cuCtxPopCurrent())
 
 
+@contextlib.contextmanager
+def beside_captures(driver: Any) -> Iterator[None]:
+    """Have the calling thread allocate in this block, whoever captures a graph meanwhile.
+
+    A capture in CUDA's global mode, as TVM's and PyTorch's are, has others refused that otherwise,
+    and is lost with it (CUDA driver API, cuThreadExchangeStreamCaptureMode).
+    """
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    usual = checked(driver.cuThreadExchangeStreamCaptureMode(relaxed))
+    try:
+        yield
+    finally:
+        checked(driver.cuThreadExchangeStreamCaptureMode(usual))
+
+
 def ask_for_connections() -> None:
     """Have a context that this process makes from now on carry out as many streams at once as can.
 

@@ -59,10 +59,14 @@ class _Queued:
     ends_at: float = math.inf
 
 
+class CaptureMode(enum.Enum):
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2
+
+
 class TimedDriver:
     """The driver's calls that staged models make."""
 
-    CUresult = Status
+    CUresult, CUstreamCaptureMode = Status, CaptureMode
 
     def __init__(self) -> None:
         self.short = ShortCalls(Status, _Library(self))
@@ -128,6 +132,9 @@ class TimedDriver:
         made = np.ones(size, np.uint8)  # all of its pages are there
         self._memory[made.ctypes.data] = made
         return OK, made.ctypes.data
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: object) -> _Answer:
+        return OK, mode
 
     def cuMemFreeHost(self, address: int) -> _Answer:
         del self._memory[address]

@@ -46,6 +46,7 @@ class LoadResult:
 
     joules_per_inference: of the whole GPU, idle power included; None where NVML tells no energy.
     late_secs: how late the sender was, in 99 of 100 requests at most; None with few requests.
+    faults: how many there were, by what they said.
     """
 
     policy: str
@@ -60,7 +61,7 @@ class LoadResult:
     planned_bytes: Mapping[str, int]  # of memory, by member
     resident_bytes: Mapping[str, int]  # that was found, where the place can tell
     mismatches: tuple[str, ...] = ()  # whose share is not that of its tuning
-    faults: int = 0
+    faults: Mapping[str, int] = field(default_factory=dict)
     recovered_secs: float | None = None  # the longest time until all served again
     per_launch: Mapping[str, float | None] = field(default_factory=dict)  # requests, by group
     # Launches by group, and by how many requests were in them.

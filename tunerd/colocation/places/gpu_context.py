@@ -8,7 +8,7 @@ from uuid import UUID
 
 from tunerd.artifacts.staging import PinnedArrays
 from tunerd.errors import HostError
-from tunerd.system.cuda_driver import ask_for_connections, checked, current
+from tunerd.system.cuda_driver import ask_for_connections, beside_captures, checked, current
 from tunerd.vocabulary import TensorSpec
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
@@ -78,7 +78,8 @@ class GpuContext:
     def pinned(self, specs: Sequence[TensorSpec], *, is_lent: bool = False) -> PinnedArrays:
         """Return arrays from which this GPU copies while nobody waits."""
         self.make_current()
-        return PinnedArrays(self._driver, specs, is_lent=is_lent)
+        with beside_captures(self._driver):
+            return PinnedArrays(self._driver, specs, is_lent=is_lent)
 
     def is_dead(self) -> bool:
         """Say whether an error has left the context so that it answers nothing any more."""
