@@ -61,6 +61,10 @@ def answer(command):
 
 if sys.argv[1:] == ["-d"]:
     assert os.environ["CUDA_VISIBLE_DEVICES"].startswith("GPU-")
+    hangs = os.path.join(pipe, "hangs")  # as many times as it has bytes
+    if os.path.exists(hangs) and os.path.getsize(hangs) > 0:
+        os.truncate(hangs, os.path.getsize(hangs) - 1)
+        time.sleep(60)
     subprocess.Popen([sys.executable, "-SE", sys.argv[0], "serve"], start_new_session=True)
 elif sys.argv[1:] == ["serve"]:
     journal("daemon start")

@@ -14,6 +14,7 @@ import pytest
 from tests.lib.fake_mps import left
 from tests.lib.guard_bench import GONE_SECS, UUID, Bench, bench, identity, wait_for_epoch  # noqa: F401  fixtures
 from tunerd.errors import HostError, InfrastructureError
+from tunerd.slices.mps import control
 from tunerd.slices.mps import guard_client as lease_module
 from tunerd.slices.mps.control import MpsControl
 from tunerd.slices.mps.gpu import UNNAMED, clean_orphan
@@ -104,6 +105,36 @@ def test_who_gives_a_daemon_commands_is_no_daemon(bench: Bench) -> None:
         outside.quit()
         front_end.kill()
         front_end.communicate()
+
+
+def hanging(times: int) -> MpsControl:
+    """Return a daemon of no guard, which hangs so many times before it begins."""
+    folder = lease_module.private_folder() / "external"
+    folder.mkdir()
+    (folder / "hangs").write_bytes(b"x" * times)
+    return MpsControl(folder, folder, UUID)
+
+
+def test_a_daemon_that_hangs_when_it_begins_is_begun_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_TRY_SECS", (0.5, GONE_SECS))
+    outside = hanging(1)
+    outside.start()
+    try:
+        assert outside.answers()
+    finally:
+        outside.quit()
+
+
+def test_a_daemon_that_always_hangs_is_an_error_and_leaves_no_process(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_TRY_SECS", (0.5, 0.5))
+    outside = hanging(2)
+    with pytest.raises(InfrastructureError, match="hung 2 times, for 1 s in all"):
+        outside.start()
+    assert not outside.processes()
 
 
 def test_what_a_killed_guard_left_is_cleaned_up_by_the_next(bench: Bench) -> None:

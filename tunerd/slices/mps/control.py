@@ -31,6 +31,9 @@ _COMMAND_SECS = 5.0
 # Who gives up has to kill the client, and its neighbours with it.
 _TERMINATE_SECS = 20.0
 _START_SECS = 15.0
+# `-d` takes 0.1 s. One in three that began while a daemon was being killed hung for as long as it
+# was waited for, where the next one began at once (one H200, driver 580).
+_TRY_SECS = (2.0, 5.0, 8.0)
 _QUIT_SECS = 3.0
 
 
@@ -69,24 +72,26 @@ class MpsControl:
             folder.mkdir(mode=0o700, exist_ok=True)
         # Into a file: a daemon that keeps its standard output would hold a pipe open for ever.
         printed = self.log_folder / "start.log"
-        try:
-            with printed.open("wb") as output:
-                done = subprocess.run(
-                    [_binary(), "-d"],
-                    env=self._environment(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    timeout=_START_SECS,
-                    cwd="/",
-                )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise InfrastructureError(f"{MPS_CONTROL} -d did not start: {error}") from error
+        for secs in _TRY_SECS:
+            try:
+                code = self._begin(printed, secs)
+                break
+            except OSError as error:
+                raise InfrastructureError(f"{MPS_CONTROL} -d did not start: {error}") from error
+            except subprocess.TimeoutExpired:
+                log.warning("%s -d hung for %.0f s, and is ended", MPS_CONTROL, secs)
+                for process in self.processes():
+                    process.signal(signal.SIGKILL)
+        else:
+            raise InfrastructureError(
+                f"{MPS_CONTROL} -d hung {len(_TRY_SECS)} times, for {sum(_TRY_SECS):.0f} s in all; "
+                f"see {self.log_folder}"
+            )
         deadline = time.monotonic() + _START_SECS
         while not self.answers():
             if time.monotonic() >= deadline:
                 raise InfrastructureError(
-                    f"{MPS_CONTROL} -d ended with {done.returncode} and its daemon does not answer"
+                    f"{MPS_CONTROL} -d ended with {code} and its daemon does not answer"
                     f" ({printed.read_text()[-500:].strip()}); see {self.log_folder}"
                 )
             time.sleep(0.05)
@@ -174,6 +179,19 @@ class MpsControl:
             *processes.with_environment(MPS_CONTROL, *pipe, argued=True),
             *processes.with_environment(MPS_SERVER, *pipe),
         ]
+
+    def _begin(self, printed: Path, secs: float) -> int:
+        """Run `-d`, which prints into a file; return its exit code, or raise what `run` does."""
+        with printed.open("wb") as output:
+            return subprocess.run(
+                [_binary(), "-d"],
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=secs,
+                cwd="/",
+            ).returncode
 
     def _environment(self) -> dict[str, str]:
         return (
