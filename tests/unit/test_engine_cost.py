@@ -20,19 +20,27 @@ from tunerd.colocation.planning.world import World
 
 RATES = {"one": 100.0, "two": 50.0}
 SECS = {"one": {50: 0.001, 100: 0.0008}, "two": {50: 0.002, 100: 0.0016}}
+SLO_MS = {"one": 20.0, "two": None}
 MIDDLE, TAIL = 3e-4, 9e-4  # what an engine takes here
 
 
 def plan_of(kind: str = "time") -> Plan:
     members = tuple(
-        Member(name=n, artifact=Path(n), rate=rate, slo_ms=20) for n, rate in RATES.items()
+        Member(name=n, artifact=Path(n), rate=rate, slo_ms=SLO_MS[n]) for n, rate in RATES.items()
     )
     return Plan(members=members, policy=PolicyChoice(kind=kind))
 
 
 def models() -> list[Served]:
     return [
-        Served(name, Path(name), f"of {name}", point(name, 100, SECS[name][100]), rate)
+        Served(
+            name,
+            Path(name),
+            f"of {name}",
+            point(name, 100, SECS[name][100]),
+            rate,
+            SLO_MS[name],
+        )
         for name, rate in RATES.items()
     ]
 
@@ -76,6 +84,7 @@ def test_what_is_beyond_work_and_waiting_is_the_engines(served: list[Plan]) -> N
     found = engine_cost.measure(models(), device=DEVICE, like=plan_of(), say=lambda _: None)
     (plan,) = served
     assert (plan.policy.kind, plan.load.kind) == ("time", "poisson")
+    assert [member.slo_ms for member in plan.members] == [20_000, None]  # nobody is refused
     for name, rate in RATES.items():
         assert found[name].p50_secs == pytest.approx(MIDDLE)
         assert found[name].tail_secs == pytest.approx(TAIL)
@@ -97,7 +106,7 @@ def test_a_rehearsal_finds_what_the_plan_itself_takes_whatever_was_known(
     )
     (plan,) = served
     assert plan.policy.kind == "space"
-    assert [member.slo_ms for member in plan.members] == [None, None]  # nobody is refused
+    assert [member.slo_ms for member in plan.members] == [20_000, None]  # nobody is refused
     for name, rate in RATES.items():
         assert found[name].p50_secs == pytest.approx(MIDDLE)
         assert found[name].tail_secs == pytest.approx(TAIL)

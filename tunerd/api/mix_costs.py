@@ -131,8 +131,9 @@ class MixCosts:
             if before is not None:
                 found[subject.of] = dataclasses.replace(before, rate=before.rate + subject.rate)
             elif point is not None and subject.architecture:
+                slo_ms = None if subject.slo_secs is None else 1e3 * subject.slo_secs
                 found[subject.of] = engine_cost.Served(
-                    subject.of, subject.kernels, subject.architecture, point, subject.rate
+                    subject.of, subject.kernels, subject.architecture, point, subject.rate, slo_ms
                 )
         return list(found.values())
 
