@@ -310,7 +310,11 @@ def _expected_json(each: Expected) -> dict[str, Any]:
         "memory_bytes": each.memory_bytes,
         "engine": None
         if each.engine is None
-        else {"p50_secs": each.engine.p50_secs, "tail_secs": each.engine.tail_secs},
+        else {
+            "p50_secs": each.engine.p50_secs,
+            "tail_secs": each.engine.tail_secs,
+            "lanes": each.engine.lanes,
+        },
         "source": each.point.source,
     }
 
