@@ -23,6 +23,7 @@ from tunerd.api.mix_sources import (
     profiled,
     shares_of,
 )
+from tunerd.api.mix_weights import with_residency
 from tunerd.api.run import Artifact, OnStep, StrPath, nothing
 from tunerd.artifacts.manifest import MANIFEST, sha256_of
 from tunerd.colocation.places.base import seat_bytes
@@ -161,6 +162,7 @@ class _Work:
             for entry in mix.members
             for subject in self._subjects(entry, artifacts[entry.name])
         ]
+        subjects = with_residency(subjects, mix)
         known = self._known_pairs(subjects)
         table, no_estimate = self._pairs(known, self._device)
         if any(not self.curves.shares(entry.name) for entry in mix.members):

@@ -58,15 +58,35 @@ def require_room(group: Group, seats: int, *, depth: int) -> None:
     """
     if group.weights_bytes is None:
         return
-    # Launches hold what they read, and the kernels' own tenant has its place for ever.
-    at_once = min(len(group.members), seats * depth * group.together + 1)
+    at_once = held_at_once(len(group.members), seats, depth=depth, together=group.together)
     one = weights_bytes_of(group.kernels)
     if group.weights_bytes < at_once * one:
-        raise InputError(
-            f"weights_gib: {group.name} has {_text(group.weights_bytes)} of it, and up to "
-            f"{at_once} of its members may run at once, whose weights take {_text(at_once * one)}; "
-            "give more, or have fewer requests in a launch or fewer slices"
-        )
+        raise InputError(little_room_text(group.name, group.weights_bytes, at_once, one))
+
+
+def held_at_once(members: int, seats: int, *, depth: int, together: int) -> int:
+    """Return how many of a group's members have weights that must be there at a time.
+
+    Args:
+        seats: that have their weights in common, each with `depth` launches at a time.
+        together: how many requests a launch has at most.
+    """
+    # Launches hold what they read, and the kernels' own tenant has its place for ever.
+    return min(members, seats * depth * together + 1)
+
+
+def little_room_text(group: str, size_bytes: int, at_once: int, one_bytes: int) -> str:
+    """Return that a group's weights have too little memory, and what to do.
+
+    Args:
+        at_once: how many of its members may run at a time.
+        one_bytes: what the weights of one take.
+    """
+    return (
+        f"weights_gib: {group} has {_text(size_bytes)} of it, and up to {at_once} of its members "
+        f"may run at once, whose weights take {_text(at_once * one_bytes)}; give more, or have "
+        "fewer requests in a launch or fewer slices"
+    )
 
 
 def _text(size: int) -> str:

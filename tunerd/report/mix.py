@@ -16,6 +16,7 @@ from tunerd.colocation.planning.mix import names_of
 from tunerd.colocation.planning.placement import Expected, Forecast
 from tunerd.colocation.planning.planned import PLAN, PlannedMix
 from tunerd.colocation.planning.proof import Proof, Proven
+from tunerd.colocation.planning.residency import BROUGHT_BYTES_PER_SEC
 from tunerd.colocation.planning.search import Searched
 from tunerd.report import html
 from tunerd.report.calibration import calibration_plot
@@ -210,6 +211,8 @@ def _sentences(found: PlannedMix) -> list[str]:
             f"Memory: {significant(needed / (1 << 20))} MiB: weights and storage by the manifests, "
             "and what a process takes."
         )
+        if found.mix.weights_gib is not None:
+            said.append(_weights_text(found, chosen))
     tenants = any(len(names_of(entry)) > 1 for entry in found.mix.members)
     if tenants and all(point.together == 1 for point in found.curves):
         said.append(
@@ -249,6 +252,22 @@ def _launches_text(forecast: Forecast) -> str:
     return (
         f"Launches: {'; '.join(said)}{beside}. To their neighbours all launches are taken to be "
         "full. The policy space-time serves this with `slices: lanes`."
+    )
+
+
+def _weights_text(found: PlannedMix, forecast: Forecast) -> str:
+    """Return what the weights of groups have, and what cold starts are taken for."""
+    of = f"Weights: {found.mix.weights_gib:g} GiB for those of groups"
+    if not forecast.has_colds:
+        all_fit = found.plan is not None and found.plan.weights_gib is None
+        why = ", where all fit; the plan does not say `weights_gib`" if all_fit else ""
+        return f"{of}{why}. No request waits for weights from the host."
+    slowest = max(each.cold.secs for each in forecast.expected)
+    return (
+        f"{of}, the least recently used first to go: who is asked without them waits for them "
+        f"from the host. How many do is estimated (LRU by Che's approximation, 2002), and so is "
+        f"for how long: {secs_text(slowest)}, by {BROUGHT_BYTES_PER_SEC / 1e9:g} GB/s, which was "
+        "measured on an H200 and not here."
     )
 
 
@@ -315,6 +334,9 @@ def _expected_json(each: Expected) -> dict[str, Any]:
             "tail_secs": each.engine.tail_secs,
             "lanes": each.engine.lanes,
         },
+        "cold": {"part": each.cold.part, "secs": each.cold.secs, "how": "estimated"}
+        if each.cold.part
+        else None,
         "source": each.point.source,
     }
 

@@ -22,6 +22,7 @@ from tunerd.vocabulary import unit_name
 
 _GAINS = ("member", "share", "lane", "rate", "busy", "lane busy", "p50", "tail", "SLO", "slowdown",
           "memory")  # fmt: skip
+_COLD = "cold starts"  # where there are any
 _PROOFS = ("member", "asked", "answered", "p50 expected", "p50", "tail expected", "tail", "off",
            "within SLO", "promised")  # fmt: skip
 
@@ -72,8 +73,10 @@ def gains_grid(forecast: Forecast, found: PlannedMix) -> Grid:
     rows = []
     for alike in grouped(forecast.expected, _alike(found, forecast)):
         names = [each.member for each in alike]
-        rows.append((row_name(names, named(names)), *_gain(alike, lanes[names[0]], kind)))
-    return Grid(_GAINS, rows, numbers=range(3, len(_GAINS)))
+        row = (row_name(names, named(names)), *_gain(alike, lanes[names[0]], kind))
+        rows.append((*row, _cold(alike)) if forecast.has_colds else row)
+    columns = (*_GAINS, _COLD) if forecast.has_colds else _GAINS
+    return Grid(columns, rows, numbers=range(3, len(columns)))
 
 
 def _gain(alike: Sequence[Expected], lane: str, kind: str) -> tuple[str, ...]:
@@ -88,6 +91,12 @@ def _gain(alike: Sequence[Expected], lane: str, kind: str) -> tuple[str, ...]:
         f"p{100 * first.part:g} {tails}", secs_text(first.slo_secs), _slowdown(alike),
         spread((each.memory_bytes for each in alike), _mib),
     )  # fmt: skip
+
+
+def _cold(alike: Sequence[Expected]) -> str:
+    """Return the part of requests that wait for weights; the time of that is in a sentence."""
+    parts = [each.cold.part for each in alike]
+    return f"{spread(parts, percent_text)} estimated" if any(parts) else UNKNOWN
 
 
 def _slowdown(alike: Sequence[Expected]) -> str:

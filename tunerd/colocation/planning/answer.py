@@ -149,6 +149,7 @@ def plan_of(answer: Answer, mix: Mix, subjects: Sequence[Subject]) -> Plan:
         device=mix.device,
         policy=PolicyChoice.model_validate(policy),
         members=members,
+        weights_gib=mix.weights_gib if any(each.residency for each in subjects) else None,
         load=LoadChoice(
             kind=mix.load.kind,
             duration=proof_secs(mix),

@@ -40,8 +40,9 @@ def kinds_of(subjects: Iterable[Subject]) -> tuple[Kind, ...]:
     kinds: dict[object, list[tuple[str, ...]]] = {}
     for each in subjects:
         needs = each.architecture, each.has_batches, each.shared_bytes, each.each_bytes
+        weights = each.residency, each.has_weights_there
         features = tuple(sorted(each.features.items()))
-        key = each.of, each.rate, each.slo_secs, each.part, needs, features
+        key = each.of, each.rate, each.slo_secs, each.part, needs, weights, features
         kinds.setdefault(key, []).append((each.name,))
     return tuple(map(tuple, kinds.values()))
 

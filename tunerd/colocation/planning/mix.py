@@ -28,6 +28,7 @@
     curves: [points.json]      # measured points, profile folders
     pairs: [pairs.jsonl]       # measured pairs, also of other mixes: what estimates learn from
     memory_gib: 16             # of the device; what there is if not given
+    weights_gib: 4             # of it for the weights of members of one architecture, as in a plan
     store: sqlite:////srv/team.sqlite      # a team's, as of `tunerd tune --store`
     load: {kind: bursts}       # of the proof: poisson if not given, at the rates above
 
@@ -120,6 +121,7 @@ class Mix(Part):
     curves: tuple[Path, ...] = ()
     pairs: tuple[Path, ...] = ()
     memory_gib: Annotated[float, Field(gt=0)] | None = None
+    weights_gib: Annotated[float, Field(gt=0)] | None = None  # of groups; all of them if not given
     load: ProofLoad = ProofLoad()
     store: Annotated[StoreAddress | None, BeforeValidator(_address)] = None
 

@@ -162,6 +162,7 @@ def measure(
             update={
                 "members": members,
                 "order": (),
+                "weights_gib": None,  # a plan with it has room for what is always busy here
                 "policy": PolicyChoice.model_validate(policy),
                 "load": load,
             }

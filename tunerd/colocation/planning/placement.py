@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from tunerd.colocation.planning.curves import Point
 from tunerd.colocation.planning.engine_cost import EngineCost
 from tunerd.colocation.planning.pairs import Side, Slowdown
+from tunerd.colocation.planning.residency import NEVER_COLD, Cold, Residency
 
 WHOLE = 100  # percent
 Kind = Literal["time", "space", "space-time"]
@@ -32,6 +33,12 @@ class Subject:
     has_batches: bool = False  # a launch may take several of its requests
     shared_bytes: int = 0  # of memory, once
     each_bytes: int = 0  # of each seat
+    residency: Residency | None = None  # of its group, where not all weights of it have memory
+
+    @property
+    def has_weights_there(self) -> bool:
+        """Whether its weights never leave the device."""
+        return self.residency is None or self.name in self.residency.own
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ class Expected:
     part: float
     slo_secs: float | None
     rate: float
-    busy: float  # the part of the time in which it has its lane
+    busy: float  # the part of the time in which it has its lane, cold starts in it
     lane_busy: float
     slowdown: Slowdown
     memory_bytes: int
@@ -119,6 +126,7 @@ class Expected:
     point: Point
     score: float
     problem: str  # "" where it has what it was promised
+    cold: Cold = NEVER_COLD  # in p50_secs and tail_secs, and not in secs
 
 
 @dataclass(frozen=True)
@@ -133,6 +141,11 @@ class Forecast:
     @property
     def is_fit(self) -> bool:
         return not self.problems
+
+    @property
+    def has_colds(self) -> bool:
+        """Whether requests of a member may find its weights not on the device."""
+        return any(each.cold.part for each in self.expected)
 
     @property
     def worst(self) -> Expected:

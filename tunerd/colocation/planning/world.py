@@ -9,6 +9,10 @@ A lane with launches serves the members of each entry in launches of several req
 neighbours it is a launch with all of the requests that one may have, for as long as such launches
 run: fewer in a launch are more launches, and what those cost is not known.
 
+A member of a group whose weights have less memory than all of them take has cold starts
+(residency.py). One takes its lane for so much longer, as launches behind it wait; lanes of others
+go on, and cold starts of several lanes are not taken to wait for each other.
+
 The score of a member is its latency over its objective, or the use of its lane over what is
 allowed, whichever is larger: at 1 and below it has what it was promised. A placement is as good as
 its worst member.
@@ -36,6 +40,7 @@ from tunerd.colocation.planning.placement import (
     Resident,
     Subject,
 )
+from tunerd.colocation.planning.residency import NEVER_COLD, Cold
 from tunerd.system.text import percent_text, secs_text
 from tunerd.vocabulary.verdict import Interval
 
@@ -63,6 +68,10 @@ class World:
         self.memory_bytes, self.costs = memory_bytes, costs
         self.lane_score = functools.cache(self._lane_score)
         self.residents = functools.cache(self._residents)
+        self.colds = functools.cache(self._colds)
+        self.colds_beside = functools.cache(self._colds_beside)
+        of = (subject.residency for subject in subjects)
+        self._residencies = {each.name: each for each in of if each is not None}
         self._least: dict[object, tuple[float, float, float, float]] = {}
 
     def at_rates(self, times: float) -> World:
@@ -137,6 +146,7 @@ class World:
                 others = [each for each in lanes if each is not lane]
                 expected += self._in(lane, functools.partial(self._beside, others=others))
         problems = [each.problem for each in expected if each.problem]
+        problems += self._without_room(placement)
         needed = sum(each.memory_bytes for each in expected)
         if self.memory_bytes is not None and needed > self.memory_bytes:
             problems.append(
@@ -148,6 +158,28 @@ class World:
             max(each.score for each in expected),
             tuple(problems),
         )
+
+    def _without_room(self, placement: Placement) -> list[str]:
+        """Return which groups' weights have too little memory for what may run at once."""
+        lanes = [lane.members for lane in placement.lanes]
+        said = [each.problem(lanes, placement.together) for each in self._residencies.values()]
+        return [f"memory: {problem}" for problem in said if problem]
+
+    def _colds(self, lane: Lane) -> Mapping[str, Cold]:
+        """Return the cold starts of a lane's members; who never has any may lack."""
+        found: dict[str, Cold] = {}
+        of = (self.subjects[name].residency for name in lane.members)
+        for name in {each.name for each in of if each is not None}:
+            residency = self._residencies[name]
+            beside = () if residency.is_shared else residency.beside(lane.members)
+            found |= self.colds_beside(name, beside)
+        return found
+
+    def _colds_beside(self, group: str, members: tuple[str, ...]) -> Mapping[str, Cold]:
+        """Return the cold starts of these members of a group, or of all where none are given."""
+        residency = self._residencies[group]
+        names = members or residency.members
+        return residency.colds({name: self.subjects[name].rate for name in names})
 
     def _in(self, lane: Lane, beside: Beside) -> list[Expected]:
         """Return what members get of a lane of their own."""
@@ -161,19 +193,25 @@ class World:
             if not each.sizes:
                 raise KeyError(f"{subject.name} has no point at {lane.share}%")
             found.append((subject, each.sizes[0], *beside(each.side)))
-        streams = [
-            queueing.Stream(subject.rate, point.secs.value * slowdown.interval.value)
-            for subject, point, slowdown, _ in found
-        ]
-        wait = queueing.wait_of(streams)
+        works = [point.secs.value * slowdown.interval.value for _, point, slowdown, _ in found]
+        colds = [self.colds(lane).get(subject.name, NEVER_COLD) for subject, *_ in found]
+        wait = queueing.wait_of([
+            queueing.Stream(part * subject.rate, secs)
+            for (subject, *_), work, cold in zip(found, works, colds, strict=True)
+            for part, secs in cold.times(work)
+        ])  # fmt: skip
         return [
             self._expected(
-                subject, point, slowdown, stream.secs, stream.busy, wait.busy,
-                p50_secs=wait.quantile(0.5) + stream.secs,
-                tail_secs=wait.quantile(subject.part) + point.tail_secs * tail,
-                memory_bytes=subject.shared_bytes + subject.each_bytes,
+                subject, point, slowdown, work, subject.rate * (work + cold.part * cold.secs),
+                wait.busy,
+                p50_secs=wait.latency(0.5, cold.times(work)),
+                tail_secs=wait.latency(subject.part, cold.times(point.tail_secs * tail)),
+                memory_bytes=_shared_bytes(subject, lane) + subject.each_bytes,
+                cold=cold,
             )
-            for (subject, point, slowdown, tail), stream in zip(found, streams, strict=True)
+            for (subject, point, slowdown, tail), work, cold in zip(
+                found, works, colds, strict=True
+            )
         ]  # fmt: skip
 
     def _launched(self, lane: Lane, beside: Beside, slices: int = 1) -> list[Expected]:
@@ -187,8 +225,10 @@ class World:
             slowdowns.append(slowdown)
             secs_of.append(_launch_secs(each.sizes, slowdown.interval.high))
         rates = [math.fsum(subject.rate for subject in each.subjects) for each in residents]
+        cold_of = self.colds(lane)
+        colds = [_mean_cold(each, cold_of) for each in residents]
         window = WINDOW_SECS if lane.together > 1 else 0.0
-        ran = queueing.launches(rates, secs_of, slices=slices, window_secs=window)
+        ran = queueing.launches(rates, secs_of, slices=slices, window_secs=window, colds=colds)
         expected = []
         for each, slowdown, secs, latency in zip(
             residents, slowdowns, secs_of, ran.latency, strict=True
@@ -198,25 +238,28 @@ class World:
             for subject in each.subjects:
                 # What each seat of batches needs has all of them in it.
                 seats = slices * (1 if subject.has_batches else lane.together)
+                cold = cold_of.get(subject.name, NEVER_COLD)
                 expected.append(
                     self._expected(
                         subject,
                         point,
                         slowdown,
                         secs[-1],
-                        subject.rate * secs[-1] / len(secs),
+                        subject.rate * (secs[-1] / len(secs) + cold.part * cold.secs),
                         ran.busy,
-                        p50_secs=latency(0.5),
-                        tail_secs=latency(subject.part) + secs[-1] * max(0.0, spread - 1),
-                        memory_bytes=subject.shared_bytes
+                        p50_secs=latency(0.5, cold.part),
+                        tail_secs=latency(subject.part, cold.part)
+                        + secs[-1] * max(0.0, spread - 1),
+                        memory_bytes=_shared_bytes(subject, lane)
                         + seats * subject.each_bytes // len(each.subjects),
+                        cold=cold,
                     )
                 )
         return expected
 
     def _expected(
         self, subject: Subject, point: Point, slowdown: Slowdown, secs: float, busy: float,
-        lane_busy: float, *, p50_secs: float, tail_secs: float, memory_bytes: int,
+        lane_busy: float, *, p50_secs: float, tail_secs: float, memory_bytes: int, cold: Cold,
     ) -> Expected:  # fmt: skip
         engine = self.costs.get(subject.of)
         cost = engine or NO_COST
@@ -239,7 +282,7 @@ class World:
             subject.name, point.share, point.units, secs, p50_secs, tail_secs, subject.part,
             subject.slo_secs, subject.rate, busy, lane_busy, slowdown, memory_bytes, engine,
             point,
-            max(late, lane_busy / self.busy), problem,
+            max(late, lane_busy / self.busy), problem, cold,
         )  # fmt: skip
 
     def _beside(self, of: Side, others: Sequence[Lane], slices: int = 1) -> tuple[Slowdown, float]:
@@ -307,6 +350,21 @@ def _side(subject: Subject, share: int, together: int) -> Side:
     """Return a member at a share, or a launch of several like it, as one of a pair."""
     of = at_share(subject.features, share)
     return Side(subject.name, subject.architecture or subject.of, share, of, together)
+
+
+def _mean_cold(resident: Resident, cold_of: Mapping[str, Cold]) -> Cold:
+    """Return the cold starts among all requests of what runs in a lane."""
+    of = [(each.rate, cold_of.get(each.name, NEVER_COLD)) for each in resident.subjects]
+    part = math.fsum(rate * cold.part for rate, cold in of) / math.fsum(rate for rate, _ in of)
+    return Cold(part, max(cold.secs for _, cold in of))
+
+
+def _shared_bytes(subject: Subject, lane: Lane) -> int:
+    """Return what a member takes once, with its part of its group's weights where these lack."""
+    residency = subject.residency
+    if residency is None:
+        return subject.shared_bytes
+    return subject.shared_bytes - residency.one_bytes + residency.part_bytes(lane.members)
 
 
 def _launch_secs(points: Sequence[Point], slowdown: float) -> list[float]:
