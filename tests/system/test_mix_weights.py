@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,15 @@ import yaml
 from tests.lib.colocation_plans import colocate
 from tests.lib.super_models import CONVNET, artifact_of, super_artifact, tenant
 from tunerd import api
+from tunerd.api.mix_artifacts import Steps
+from tunerd.api.mix_weights import MixWeights
 from tunerd.colocation import Plan
 from tunerd.colocation.artifacts import weights_bytes_of
+from tunerd.colocation.planning import bringing
+from tunerd.colocation.planning.bringing import BRINGS, read_brings
+from tunerd.colocation.planning.lacking import Lacking
+from tunerd.colocation.planning.mix import Mix
+from tunerd.colocation.planning.placement import Subject
 from tunerd.errors import ExitCode, InputError
 
 GIB = 1 << 30
@@ -84,7 +92,32 @@ def test_a_mix_that_fits_with_room_for_some_weights_only_is_planned_and_served_s
     assert found.proof is not None
     assert all(each.answered for each in found.proof.members)
     document = json.loads((out / "answer.json").read_text())
-    assert [bool(each["cold"]) for each in document["chosen"]["expected"]] == [False, *[True] * 3]
+    colds = [each["cold"] for each in document["chosen"]["expected"]]
+    assert colds[0] is None
+    assert {each["secs_are"] for each in colds[1:]} == {"measured"}
+    (line,) = (out / BRINGS).read_text().splitlines()
+    assert {each["secs"] for each in colds[1:]} == {json.loads(line)["secs"]}
+    again = api.colocate_plan(mix, out=out, dry_run=True)
+    assert not any("bringing" in what for what in again.answer.to_measure)
+
+
+def test_a_dry_run_estimates_what_bringing_weights_takes_and_says_that_it_is_not_measured(
+    made: Path, tmp_path: Path
+) -> None:
+    mix = written(tmp_path, made, weights_gib=gib(made, 3))
+    found = api.colocate_plan(mix, out=tmp_path / "out", dry_run=True)
+    assert "measure what bringing weights of hot-0+3 takes" in found.answer.to_measure
+    assert found.answer.chosen is not None
+    cold = {each.member: each.cold for each in found.answer.chosen.expected}
+    assert cold["cold-0"].secs == pytest.approx(weights_bytes_of(made / "0") / 8.5e9)
+    assert not cold["cold-0"].is_measured
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_of_brings_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / BRINGS).write_text('{"digest": 1}\n')
+    with pytest.raises(InputError, match="holds a line that is none"):
+        read_brings(tmp_path / BRINGS, "abc", "a device")
 
 
 def test_a_plan_says_nothing_of_weights_that_all_fit(made: Path, tmp_path: Path) -> None:
@@ -111,3 +144,42 @@ def test_where_no_member_is_in_a_group_room_for_weights_changes_nothing(
     found = api.colocate_plan(mix, out=tmp_path / "out", prove_it=False)
     assert found.plan is not None
     assert found.plan.weights_gib is None
+
+
+def test_on_a_gpu_lanes_have_weights_in_common_and_bringing_them_is_measured_with_enough_members(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Path, int]] = []
+
+    def measure(kernels: Path, others: Sequence[Path], *, like: Plan) -> float:
+        assert like.device == "cuda"
+        asked.append((kernels, len(others)))
+        return 0.006
+
+    monkeypatch.setattr(bringing, "measure", measure)
+    mix = Mix.read(written(tmp_path, made, device="cuda", weights_gib=gib(made, 3)))
+    subjects = [
+        Subject(name, name[:-2], 1.0, architecture="a", artifact=made / str(nth))
+        for nth, name in enumerate(("hot-0", "hot-1", "cold-0", "cold-1"))
+    ]
+    subjects.append(Subject("later", "later", 1.0))  # is not tuned yet
+
+    def limited() -> list[Subject]:
+        steps = Steps(lambda _: None)
+        of = MixWeights(mix, tmp_path, "a GPU", steps, Lacking(), is_dry=False)
+        return of.limited(subjects)
+
+    *group, later = limited()
+    assert later.residency is None
+    (residency,) = {each.residency for each in group}
+    assert residency is not None
+    assert (residency.is_shared, residency.depth, residency.pieces) == (True, 2, 3)
+    assert (residency.own, residency.together) == (frozenset(["hot-0"]), 2)
+    assert residency.bring_secs == 0.006
+    assert limited() == [*group, later]
+    assert asked == [(made / "0", 3)]  # two launches are under way at a time; kept
+    less = mix.model_copy(update={"weights_gib": gib(made, 2)})
+    with pytest.raises(InputError, match="up to 3 of its members may run at once"):
+        MixWeights(less, tmp_path, "a GPU", Steps(lambda _: None), Lacking(), is_dry=False).limited(
+            subjects
+        )

@@ -78,7 +78,7 @@ def test_where_all_have_room_everyone_finds_its_weights_and_without_any_nobody()
 
 def residency(pieces: int, **said: object) -> Residency:
     known = Residency(
-        "hot-0+3", NAMES, frozenset(["hot-0"]), 4, pieces * ONE, ONE, True, bytes_per_sec=ONE / 0.02
+        "hot-0+3", NAMES, frozenset(["hot-0"]), 4, pieces * ONE, ONE, True, measured_secs=0.02
     )
     return dataclasses.replace(known, **said)  # type: ignore[arg-type]
 
@@ -170,7 +170,7 @@ def test_in_launches_who_is_seldom_asked_waits_for_its_weights_too() -> None:
     expected = {each.member: each for each in found.expected}
     assert expected["cold-0"].tail_secs > expected["hot-0"].tail_secs
     assert expected["cold-0"].busy > 2 * 0.003 + 0.1 * 2 * 0.02
-    overloaded = world(group(3, bytes_per_sec=ONE / 10)[:4]).forecast(placement)
+    overloaded = world(group(3, measured_secs=10.0)[:4]).forecast(placement)
     assert overloaded.expected[0].lane_busy > 1
     assert overloaded.expected[0].tail_secs == math.inf
 
@@ -248,11 +248,20 @@ def test_a_plan_has_room_for_weights_where_not_all_fit_and_its_page_says_what_is
     assert "cold starts" in text
     assert "% estimated" in text
     assert "Weights: 3 GiB for those of groups, the least recently used first to go" in text
-    assert "20.0 ms, by 8.5 GB/s, which was measured on an H200" in text
+    assert "and for how long is measured: 20.0 ms." in text
     chosen = mix_json(planned)["chosen"]
     cold = {each["member"]: each["cold"] for each in chosen["expected"]}
     assert cold["hot-0"] is None
-    assert cold["cold-0"]["how"] == "estimated"
+    assert cold["cold-0"]["secs_are"] == "measured"
+
+    subjects = group(3, measured_secs=None)
+    found = asked(world(subjects))
+    text = printed(dataclasses.replace(planned, answer=found))
+    assert "and for how long too: 126 ms, by 8.5 GB/s, which was measured on an H200" in text
+    document = mix_json(dataclasses.replace(planned, answer=found))
+    expected = [e["cold"] for e in document["chosen"]["expected"] if e["member"] == "cold-0"]
+    assert expected[0]["secs"] == pytest.approx(ONE / 8.5e9)
+    assert expected[0]["secs_are"] == "estimated"
 
     all_fit = group(None)
     found = asked(world(all_fit))

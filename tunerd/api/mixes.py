@@ -23,7 +23,7 @@ from tunerd.api.mix_sources import (
     profiled,
     shares_of,
 )
-from tunerd.api.mix_weights import with_residency
+from tunerd.api.mix_weights import MixWeights
 from tunerd.api.run import Artifact, OnStep, StrPath, nothing
 from tunerd.artifacts.manifest import MANIFEST, sha256_of
 from tunerd.colocation.places.base import seat_bytes
@@ -162,7 +162,9 @@ class _Work:
             for entry in mix.members
             for subject in self._subjects(entry, artifacts[entry.name])
         ]
-        subjects = with_residency(subjects, mix)
+        subjects = MixWeights(
+            mix, self._folder, self._device, self._steps, self._lacking, is_dry=self._is_dry
+        ).limited(subjects)
         known = self._known_pairs(subjects)
         table, no_estimate = self._pairs(known, self._device)
         if any(not self.curves.shares(entry.name) for entry in mix.members):

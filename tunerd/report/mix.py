@@ -16,7 +16,7 @@ from tunerd.colocation.planning.mix import names_of
 from tunerd.colocation.planning.placement import Expected, Forecast
 from tunerd.colocation.planning.planned import PLAN, PlannedMix
 from tunerd.colocation.planning.proof import Proof, Proven
-from tunerd.colocation.planning.residency import BROUGHT_BYTES_PER_SEC
+from tunerd.colocation.planning.residency import BROUGHT_BYTES_PER_SEC, Cold
 from tunerd.colocation.planning.search import Searched
 from tunerd.report import html
 from tunerd.report.calibration import calibration_plot
@@ -262,12 +262,16 @@ def _weights_text(found: PlannedMix, forecast: Forecast) -> str:
         all_fit = found.plan is not None and found.plan.weights_gib is None
         why = ", where all fit; the plan does not say `weights_gib`" if all_fit else ""
         return f"{of}{why}. No request waits for weights from the host."
-    slowest = max(each.cold.secs for each in forecast.expected)
+    colds = [each.cold for each in forecast.expected if each.cold.part]
+    takes = secs_text(max(cold.secs for cold in colds))
+    how = f"is measured: {takes}"
+    if not all(cold.is_measured for cold in colds):
+        bandwidth = f"{BROUGHT_BYTES_PER_SEC / 1e9:g} GB/s"
+        how = f"too: {takes}, by {bandwidth}, which was measured on an H200 and not here"
     return (
         f"{of}, the least recently used first to go: who is asked without them waits for them "
-        f"from the host. How many do is estimated (LRU by Che's approximation, 2002), and so is "
-        f"for how long: {secs_text(slowest)}, by {BROUGHT_BYTES_PER_SEC / 1e9:g} GB/s, which was "
-        "measured on an H200 and not here."
+        "from the host. How many do is estimated (LRU by Che's approximation, 2002), and for how "
+        f"long {how}."
     )
 
 
@@ -334,11 +338,17 @@ def _expected_json(each: Expected) -> dict[str, Any]:
             "tail_secs": each.engine.tail_secs,
             "lanes": each.engine.lanes,
         },
-        "cold": {"part": each.cold.part, "secs": each.cold.secs, "how": "estimated"}
-        if each.cold.part
-        else None,
+        "cold": _cold_json(each.cold),
         "source": each.point.source,
     }
+
+
+def _cold_json(cold: Cold) -> dict[str, Any] | None:
+    """Return the part of the requests, always estimated, and what each takes; None without any."""
+    if not cold.part:
+        return None
+    how = "measured" if cold.is_measured else "estimated"
+    return {"part": cold.part, "secs": cold.secs, "secs_are": how}
 
 
 def _gap_json(searched: Searched) -> dict[str, Any]:

@@ -51,10 +51,14 @@ def hit_ratios(rates: Sequence[float], pieces: int) -> tuple[float, ...]:
 
 
 class Cold(NamedTuple):
-    """Cold starts of a member: the part of its requests, and what each takes beyond a launch."""
+    """Cold starts of a member: the part of its requests, and what each takes beyond a launch.
+
+    is_measured: what it takes; the part is always an estimate.
+    """
 
     part: float
     secs: float
+    is_measured: bool = False
 
     def times(self, secs: float) -> tuple[tuple[float, float], ...]:
         """Return which part of the requests takes how many seconds, where a launch takes `secs`."""
@@ -77,6 +81,7 @@ class Residency:
     one_bytes: that one member's weights take.
     is_shared: lanes have the weights in common, as on a GPU; else each has those of its members.
     depth: launches of a lane that may be under way at a time.
+    measured_secs: of bringing one member's weights; None: nobody measured it.
     """
 
     name: str
@@ -87,12 +92,14 @@ class Residency:
     one_bytes: int
     is_shared: bool
     depth: int = 1
-    bytes_per_sec: float = BROUGHT_BYTES_PER_SEC
+    measured_secs: float | None = None
 
     @property
     def bring_secs(self) -> float:
-        """What it takes to bring one member's weights: an estimate, by a bandwidth."""
-        return self.one_bytes / self.bytes_per_sec
+        """Return what it takes to bring one member's weights: as measured, or by a bandwidth."""
+        if self.measured_secs is not None:
+            return self.measured_secs
+        return self.one_bytes / BROUGHT_BYTES_PER_SEC
 
     @property
     def pieces(self) -> int:
@@ -117,7 +124,8 @@ class Residency:
         # The kernels' own weights have a piece, in lanes without their member, too.
         hits = hit_ratios([*others.values()], self.pieces - 1)
         for name, hit in zip(others, hits, strict=True):
-            found[name] = Cold(1 - hit, self.bring_secs) if hit < 1 else NEVER_COLD
+            if hit < 1:
+                found[name] = Cold(1 - hit, self.bring_secs, self.measured_secs is not None)
         return found
 
     def problem(self, lanes: Sequence[Sequence[str]], together: int) -> str:

@@ -352,11 +352,11 @@ def _side(subject: Subject, share: int, together: int) -> Side:
     return Side(subject.name, subject.architecture or subject.of, share, of, together)
 
 
-def _mean_cold(resident: Resident, cold_of: Mapping[str, Cold]) -> Cold:
-    """Return the cold starts among all requests of what runs in a lane."""
+def _mean_cold(resident: Resident, cold_of: Mapping[str, Cold]) -> tuple[float, float]:
+    """Return which part of all requests of what runs in a lane are cold starts, and their time."""
     of = [(each.rate, cold_of.get(each.name, NEVER_COLD)) for each in resident.subjects]
     part = math.fsum(rate * cold.part for rate, cold in of) / math.fsum(rate for rate, _ in of)
-    return Cold(part, max(cold.secs for _, cold in of))
+    return part, max(cold.secs for _, cold in of)
 
 
 def _shared_bytes(subject: Subject, lane: Lane) -> int:
