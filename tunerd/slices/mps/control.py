@@ -31,9 +31,9 @@ _COMMAND_SECS = 5.0
 # Who gives up has to kill the client, and its neighbours with it.
 _TERMINATE_SECS = 20.0
 _START_SECS = 15.0
-# `-d` takes 0.1 s. One in three that began while a daemon was being killed hung for as long as it
-# was waited for, where the next one began at once (one H200, driver 580).
-_TRY_SECS = (2.0, 5.0, 8.0)
+# `-d` takes some 0.3 s. One of three that began while a daemon was being killed hung for as long as
+# it was waited for, where the next one began at once (one H200, driver 580).
+_TRY_SECS = (1.0, 4.0, 10.0)
 _QUIT_SECS = 3.0
 
 
