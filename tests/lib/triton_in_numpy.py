@@ -14,7 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tunerd.candidates.triton.launch import Launch
+from tunerd.candidates.triton.launch import Launch, TensorMap
 
 
 class Pointer:
@@ -31,6 +31,27 @@ class Pointer:
         if wrong.any():
             raise IndexError(f"{int(wrong.sum())} places outside of {self.tensor.shape}")
         return np.where(inside, places, 0), inside
+
+
+class Matrix:
+    """A tensor map of an array: what lies outside of the matrix is read as zeros."""
+
+    def __init__(self, tensor: np.ndarray, told: TensorMap) -> None:
+        strides = (told.stride * tensor.itemsize, tensor.itemsize)
+        last = (told.shape[0] - 1) * told.stride + told.shape[1]
+        assert last <= tensor.size, "the matrix ends outside of its tensor"
+        flat = np.ascontiguousarray(tensor).reshape(-1)
+        self._matrix = np.lib.stride_tricks.as_strided(flat, told.shape, strides)
+        self._block = told.block
+
+    def load(self, at: Sequence[int]) -> np.ndarray:
+        block = np.zeros(self._block, self._matrix.dtype)
+        found = self._matrix[
+            at[0] : at[0] + self._block[0],
+            at[1] : at[1] + self._block[1],
+        ]
+        block[: found.shape[0], : found.shape[1]] = found
+        return block
 
 
 class Language:
@@ -137,9 +158,11 @@ def run(
     grid: tuple[int, int, int],
     *,
     backwards: bool = False,
+    maps: Sequence[TensorMap] = (),
 ) -> None:
     """Run a kernel on arrays, which it writes; blocks of threads run one after the other."""
     pointers = [a if isinstance(a, Pointer) else Pointer(a) for a in arguments]
+    given = [*pointers, *(Matrix(pointers[m.param].tensor, m) for m in maps)]
     language = Language()
     space: dict[str, Any] = {"tl": language}
     exec(compile(text, f"<{name}>", "exec"), space)
@@ -147,7 +170,7 @@ def run(
     for block in reversed(blocks) if backwards else blocks:
         language.block = block
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            space[name](*pointers)
+            space[name](*given)
 
 
 def run_all(
@@ -158,7 +181,14 @@ def run_all(
 ) -> None:
     """Run the kernels of a candidate, one after the other."""
     for launch in launches:
-        run(launch.text, launch.name, arguments, launch.grid, backwards=backwards)
+        run(
+            launch.text,
+            launch.name,
+            arguments,
+            launch.grid,
+            backwards=backwards,
+            maps=launch.maps,
+        )
 
 
 def _cut(operand: np.ndarray) -> np.ndarray:

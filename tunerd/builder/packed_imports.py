@@ -27,6 +27,7 @@ _CUDA = b"cuda"  # the kind of a CUDA module, and the format of one that holds s
 # A DLDataType: code, bits, lanes.
 _DTYPES = {
     "handle": struct.pack("<BBH", 3, 64, 1),
+    "tensormap": struct.pack("<BBH", 3, 64, 1),  # passed by value; its handle says where it is
     "int32": struct.pack("<BBH", 0, 32, 1),
     "int64": struct.pack("<BBH", 0, 64, 1),
 }
@@ -37,6 +38,8 @@ _LAUNCH = (
     b"threadIdx.x",
     b"tirx.use_dyn_shared_memory",
 )
+
+_PLAIN, _TENSOR_MAP = struct.pack("<i", 0), struct.pack("<i", 1)  # tags
 
 T = TypeVar("T")
 
@@ -82,12 +85,14 @@ def with_kernels(blob: bytes, kernels: Iterable[DeviceKernel]) -> bytes:
 
 
 def _cubin_body(kernel: DeviceKernel) -> bytes:
+    has_maps = "tensormap" in kernel.types
+    tags = [_TENSOR_MAP if t == "tensormap" else _PLAIN for t in kernel.types if has_maps]
     function = (
         _string(kernel.symbol.encode())
         + _string(b"")
         + _list(_DTYPES[t] for t in kernel.types)
         + _list(_string(tag) for tag in _LAUNCH)
-        + _list([])
+        + _list(tags)
     )
     return _string(b"cubin") + _list([function]) + _string(kernel.cubin)
 

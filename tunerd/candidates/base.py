@@ -46,7 +46,7 @@ class DeviceKernel:
 
     symbol: str  # no other kernel of any model has it
     cubin: bytes = field(repr=False)
-    types: tuple[str, ...]  # of its parameters: "handle", "int32" or "int64"
+    types: tuple[str, ...]  # of its parameters: "handle", "tensormap", "int32" or "int64"
     compiler: str
 
 

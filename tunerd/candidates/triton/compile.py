@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tunerd.candidates.triton.code import POINTERS
+from tunerd.candidates.triton.launch import TensorMap
 from tunerd.system.files import write_whole
 
 CUBINS = "TUNERD_CUBINS"  # of the environment: the folder that a run's processes share
@@ -54,10 +55,11 @@ class Compiled:
     cubin: bytes = field(repr=False)
     shared_bytes: int
     threads: int
+    maps: Sequence[dict[str, Any]] = ()  # of each: Triton's "block_size" and "swizzle"
 
     def write(self, path: Path) -> None:
         """Write a file for `read`, whole or not at all."""
-        facts = {"shared_bytes": self.shared_bytes, "threads": self.threads}
+        facts = {"shared_bytes": self.shared_bytes, "threads": self.threads, "maps": self.maps}
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(facts).encode() + b"\n" + self.cubin, sync=False, shared=True)
 
@@ -69,13 +71,21 @@ class Compiled:
 
 
 def compile_kernel(
-    text: str, name: str, dtypes: Sequence[str], *, arch: str, warps: int, stages: int
+    text: str,
+    name: str,
+    dtypes: Sequence[str],
+    *,
+    arch: str,
+    warps: int,
+    stages: int,
+    maps: Sequence[TensorMap] = (),
 ) -> Compiled:
     """Compile a kernel whose parameters are pointers to tensors of these types, from any thread.
 
+    maps: that are parameters after them.
     Raises what Triton raises, TooMuchSharedMemory and UnsafePipeline.
     """
-    types = [POINTERS[d] for d in dtypes]
+    types = [POINTERS[d] for d in dtypes] + [_described(m) for m in maps]
     said = json.dumps([load().__version__, text, name, types, arch, warps, stages])
     digest = hashlib.sha256(said.encode())
     path = _shared(digest.hexdigest())
@@ -84,11 +94,22 @@ def compile_kernel(
             with contextlib.suppress(OSError):
                 return Compiled.read(path)
         built = build(text, name, types, arch=arch, warps=warps, stages=stages)
-        found = Compiled(built.asm["cubin"], built.metadata.shared, 32 * built.metadata.num_warps)
+        facts = built.metadata
+        found = Compiled(
+            built.asm["cubin"],
+            facts.shared,
+            32 * facts.num_warps,
+            [{n: m[n] for n in ("block_size", "swizzle")} for m in facts.tensordesc_meta or ()],
+        )
         if path is not None:
             with contextlib.suppress(OSError):  # whoever wants it compiles it again
                 found.write(path)
         return found
+
+
+def _described(made: TensorMap) -> str:
+    """Return Triton's type of a tensor map."""
+    return f"tensordesc<{POINTERS[made.dtype].removeprefix('*')}[{made.block[0]}, {made.block[1]}]>"
 
 
 def _shared(name: str) -> Path | None:

@@ -7,6 +7,17 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
+class TensorMap:
+    """Of a matrix that the bulk copy engine reads. Extents and the stride are in elements."""
+
+    param: int  # the task's, that holds it
+    shape: tuple[int, int]  # the second lies together
+    stride: int  # from one of the first to the next
+    dtype: str
+    block: tuple[int, int]  # that the kernel loads at once
+
+
+@dataclass(frozen=True)
 class Launch:
     """A kernel, and how it is compiled and started."""
 
@@ -15,6 +26,7 @@ class Launch:
     grid: tuple[int, int, int]
     warps: int
     stages: int
+    maps: tuple[TensorMap, ...] = ()  # its last parameters
 
 
 class _Kernel(Protocol):

@@ -35,11 +35,15 @@ class ProductCode:
     tile: Tile
 
     def text(self, name: str) -> str:
-        product, tile = self.product, self.tile
-        params = [f"p{i}" for i in range(len(product.nest.params))]
-        if product.workspace(tile):
+        lines = [*self._begin(), *self._loop(), *self._end()]
+        return kernel_text(name, self.params(), lines)
+
+    def params(self) -> list[str]:
+        """Return the names of the kernel's parameters."""
+        params = [f"p{i}" for i in range(len(self.product.nest.params))]
+        if self.product.workspace(self.tile):
             params += ["counters", "workspace"]
-        return kernel_text(name, params, [*self._begin(), *self._loop(), *self._end()])
+        return params
 
     # --- where a tile lies ---------------------------------------------------------------------
 

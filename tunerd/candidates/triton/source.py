@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from tunerd.candidates.base import (
     Search,
     SearchSettings,
 )
-from tunerd.candidates.host_code import calling, pointer
+from tunerd.candidates.host_code import calling, pointer, tensor_map
 from tunerd.candidates.nests.nest import Nest, NotANest, nest_of
 from tunerd.candidates.template_search import (
     Cuttable,
@@ -30,20 +30,23 @@ from tunerd.candidates.template_search import (
     TemplateRecipe,
     TemplateSearch,
 )
-from tunerd.candidates.triton import tenants
+from tunerd.candidates.triton import bulk, tenants
 from tunerd.candidates.triton.attention import Attention, Band
+from tunerd.candidates.triton.bulk import BulkProduct
 from tunerd.candidates.triton.fold import Fold, Piece
 from tunerd.candidates.triton.grouped import Grouped, GroupedTile
 from tunerd.candidates.triton.integers import Integers, IntegerTile
-from tunerd.candidates.triton.launch import Launch
+from tunerd.candidates.triton.launch import Launch, TensorMap
 from tunerd.candidates.triton.loops import Block, Loops
 from tunerd.candidates.triton.product import MAX_TILES, Product, Tile
 from tunerd.candidates.triton.rows import Rows, Strip
 from tunerd.candidates.triton.summed import SummedProduct, SummedTile
+from tunerd.system.arrays import dtype_of
 from tunerd.vocabulary import TRITON, TargetSpec, Task, TensorSpec, architecture, in_lanes
 
 _LEAST_ARCH = 80
 _ROWS_OF_TENSOR_CORES = 16  # of their smallest product
+_TMA = "tma"
 _PRODUCTS = ("integers", "summed", "product", "grouped")
 
 
@@ -68,6 +71,7 @@ class Recipe(TemplateRecipe):
             "integers": IntegerTile,
             "summed": SummedTile,
             "product": Tile,
+            _TMA: Tile,
             "grouped": GroupedTile,
             "loops": Block,
             "fold": Piece,
@@ -80,6 +84,10 @@ class TritonSource(CandidateSource):
     """Takes kernels of GPUs with tensor cores that a template fits."""
 
     name = TRITON
+
+    def __init__(self, *, has_tma: bool = False) -> None:
+        """has_tma: whether its search offers products whose operands TMA brings."""
+        self._has_tma = has_tma
 
     def imports(self, target: TargetSpec) -> tuple[str, ...]:
         if not target.is_cuda or not is_installed():
@@ -99,13 +107,17 @@ class TritonSource(CandidateSource):
 
     def lower(self, task: Task, recipe: str, lanes: int | None = None) -> LoweredKernel:
         parsed = Recipe.parse(recipe)
-        templates = templates_of(task)
+        templates = templates_of(task, has_tma=True)
         if isinstance(templates, str):
             raise ValueError(templates)
-        return lowered(task, templates[parsed.template], parsed, lanes=lanes)
+        name = parsed.template
+        if name == _TMA and lanes is not None:
+            name = "product"  # with the same cut: a tensor map is of one lane's memory
+        return lowered(task, templates[name], parsed, lanes=lanes)
 
     def search(self, settings: SearchSettings) -> Search:
-        return TemplateSearch(TemplateFamily(TRITON, Recipe, templates_of), settings)
+        found = functools.partial(templates_of, has_tma=self._has_tma)
+        return TemplateSearch(TemplateFamily(TRITON, Recipe, found), settings)
 
 
 @functools.cache
@@ -113,14 +125,26 @@ def is_installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def templates_of(task: Task) -> dict[str, Template] | str:
-    """Return the templates that fit a task by their names, or why none does."""
-    return _templates(task.mod_json, task.precision, task.weight_args)
+def templates_of(task: Task, *, has_tma: bool = False) -> dict[str, Template] | str:
+    """Return the templates that fit a task by their names, or why none does.
+
+    has_tma: whether that is among them whose operands TMA brings, where the target has it.
+    """
+    has_tma = has_tma and _arch(task) >= bulk.LEAST_ARCH
+    return _templates(task.mod_json, task.precision, task.weight_args, has_tma)
+
+
+def _arch(task: Task) -> int:
+    """Return the capability of a task's GPU as a number, 90 for 9.0; 0 where it has none."""
+    if not task.target.is_cuda:
+        return 0
+    name = architecture(task.target.json)
+    return int(name[3:].rstrip("af")) if name.startswith("sm_") else 0
 
 
 @functools.lru_cache(CACHED_TASKS)
 def _templates(
-    mod_json: str, precision: str, weights: tuple[int, ...]
+    mod_json: str, precision: str, weights: tuple[int, ...], has_tma: bool
 ) -> dict[str, Template] | str:
     import tvm
 
@@ -134,6 +158,7 @@ def _templates(
         ("attention", lambda: Attention.of(nest, precision)),
         ("integers", lambda: Integers.of_integers(nest, precision)),
         ("summed", lambda: SummedProduct.of(nest, precision, weights)),
+        *(((_TMA, lambda: BulkProduct.of(nest, precision, weights)),) if has_tma else ()),
         ("product", lambda: Product.of(nest, precision, weights)),
         ("grouped", lambda: Grouped.of(nest, precision, weights)),
         ("rows", lambda: Rows.of(nest)),
@@ -182,6 +207,7 @@ def lowered(
         scratch = specs[len(specs) - len(scratch) :]
     kernels: list[DeviceKernel] = []
     calls: list[tuple[str, list[str]]] = []
+    before: list[str] = []
     for launch in template.launches(recipe.cut, symbol):
         text, (across, down, deep) = launch.text, launch.grid
         if lanes is not None:
@@ -196,15 +222,52 @@ def lowered(
             arch=architecture(task.target.json),
             warps=launch.warps,
             stages=launch.stages,
+            maps=launch.maps,
         )
-        # Triton adds two pointers to each kernel's parameters, to scratch memory that none uses.
-        types = ("handle",) * len(specs) + ("int64",) * 2
+        made, passed = _with_maps(launch.maps, compiled.maps, len(specs))
+        before += made
+        types = types_of(len(specs), len(launch.maps))
         compiler = f"triton-{load().__version__}"
         kernels.append(DeviceKernel(launch.name, compiled.cubin, types, compiler))
         started = (0, 0, across, down, deep, compiled.threads, compiled.shared_bytes)
-        passed = [pointer(i) for i in range(len(specs))]
         calls.append((launch.name, [*passed, *(f"T.int64({value})" for value in started)]))
-    return LoweredKernel(calling(specs, *calls), tuple(kernels), scratch, lanes=lanes)
+    return LoweredKernel(
+        calling(specs, *calls, before=before), tuple(kernels), scratch, lanes=lanes
+    )
+
+
+def types_of(tensors: int, maps: int) -> tuple[str, ...]:
+    """Return the types of a kernel's parameters, of which the first are so many tensors.
+
+    Triton passes a tensor map by value, and its extents and strides after it. It adds two pointers
+    to each kernel's parameters, to scratch memory that none uses.
+    """
+    described = ("tensormap", "int32", "int32", "int64", "int64") * maps
+    return ("handle",) * tensors + described + ("int64",) * 2
+
+
+def _with_maps(
+    maps: Sequence[TensorMap], told: Sequence[Mapping[str, Any]], tensors: int
+) -> tuple[list[str], list[str]]:
+    """Return host code that makes tensor maps, and what a kernel is passed before the grid.
+
+    told: what Triton says of each map.
+    """
+    lines: list[str] = []
+    passed = [pointer(i) for i in range(tensors)]
+    for number, (each, own) in enumerate(zip(maps, told, strict=True)):
+        lines += tensor_map(
+            name := f"map{number}",
+            pointer(each.param),
+            dtype=each.dtype,
+            shape=each.shape,
+            stride_bytes=each.stride * dtype_of(each.dtype).itemsize,
+            box=own["block_size"],
+            swizzle=own["swizzle"],
+        )
+        extents = (f"T.int32({extent})" for extent in each.shape)
+        passed += [name, *extents, f"T.int64({each.stride})", "T.int64(1)"]
+    return lines, passed
 
 
 def _rounded(values: int) -> int:
