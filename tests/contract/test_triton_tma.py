@@ -51,6 +51,11 @@ FORMS: dict[str, Form] = {
         x=(1, 197, 72),
     ),
     "deep": product(320, 64, rows=33),
+    "turned": after_products(
+        [("Transpose", ["z"], "zt", {"perm": [1, 0]}), ("MatMul", ["x", "zt"], "y", {})],
+        x=(197, 64),
+        z=(80, 64),
+    ),
 }
 OTHERS: dict[str, Form] = {
     "rows not aligned": product(68, 64),
@@ -180,6 +185,8 @@ def test_parameters_are_those_that_triton_compiles(form: str, tvm: Any) -> None:
 
 def test_host_code_makes_maps_and_passes_where_they_are(tvm: Any) -> None:
     pytest.importorskip("triton")
+    import tvm_ffi
+
     nodes, inputs, weights = FORMS["deep"]
     task = task_of(nodes, inputs, weights, precision="fp16")
     template = offered(task)["tma"]
@@ -208,7 +215,6 @@ def test_host_code_makes_maps_and_passes_where_they_are(tvm: Any) -> None:
         specs = (*task.args, *lowered.scratch)
         library[ENTRY](*(tvm.runtime.tensor(np.zeros(s.shape, s.dtype)) for s in specs))
     finally:
-        tvm_ffi = __import__("tvm_ffi")
         for name in (encoder, kernel.symbol):
             tvm_ffi.registry.remove_global_func(name)
     (args,) = passed

@@ -97,8 +97,8 @@ class TritonSource(CandidateSource):
     def takes(self, task: Task) -> str | None:
         if not task.target.is_cuda:
             return "Triton's templates are for GPUs"
-        arch = architecture(task.target.json)
-        if not arch.startswith("sm_") or int(arch[3:].rstrip("af")) < _LEAST_ARCH:
+        if capability(task.target) < _LEAST_ARCH:
+            arch = architecture(task.target.json)
             return f"Triton's templates are for GPUs of capability 8.0 and more, not {arch}"
         if not is_installed():
             return "Triton is not installed: pip install 'tunerd[triton]'"
@@ -130,15 +130,15 @@ def templates_of(task: Task, *, has_tma: bool = False) -> dict[str, Template] | 
 
     has_tma: whether that is among them whose operands TMA brings, where the target has it.
     """
-    has_tma = has_tma and _arch(task) >= bulk.LEAST_ARCH
+    has_tma = has_tma and capability(task.target) >= bulk.LEAST_ARCH
     return _templates(task.mod_json, task.precision, task.weight_args, has_tma)
 
 
-def _arch(task: Task) -> int:
-    """Return the capability of a task's GPU as a number, 90 for 9.0; 0 where it has none."""
-    if not task.target.is_cuda:
+def capability(target: TargetSpec) -> int:
+    """Return the compute capability of a GPU as a number, 90 for 9.0; 0 where there is none."""
+    if not target.is_cuda:
         return 0
-    name = architecture(task.target.json)
+    name = architecture(target.json)
     return int(name[3:].rstrip("af")) if name.startswith("sm_") else 0
 
 
