@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from tests.contract.test_triton import Node, require_agreement, task_of
 from tunerd.builder.library import load_tvm
 from tunerd.builder.packed_imports import _cubin_body
 from tunerd.candidates.base import ENTRY, DeviceKernel, SearchSettings
-from tunerd.candidates.triton.compile import build
+from tunerd.candidates.triton.compile import Compiled, build
+from tunerd.candidates.triton.launch import Boxes
 from tunerd.candidates.triton.source import Recipe, TritonSource, templates_of, types_of
 from tunerd.system.targets import cuda_target
 from tunerd.vocabulary import Task
@@ -228,6 +230,12 @@ def test_host_code_makes_maps_and_passes_where_they_are(tvm: Any) -> None:
         # Extents, the stride in bytes, the box, element strides; no interleaving, a swizzle of 128
         # bytes, promotion to 128 bytes in L2, zeros outside.
         assert each[4:] == (columns, rows, 2 * columns, 64, 64, 1, 1, 0, 3, 2, 0)
+
+
+def test_what_a_run_shares_of_a_kernel_says_how_its_maps_are_read(tmp_path: Path) -> None:
+    made = Compiled(b"cubin", 1024, 128, (Boxes((64, 32), 2), Boxes((32, 128), 3)))
+    made.write(tmp_path / "shared")
+    assert Compiled.read(tmp_path / "shared") == made
 
 
 def test_a_tensor_map_is_tagged_for_tvms_runtime() -> None:

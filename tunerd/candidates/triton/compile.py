@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tunerd.candidates.triton.code import POINTERS
-from tunerd.candidates.triton.launch import TensorMap
+from tunerd.candidates.triton.launch import Boxes, TensorMap
 from tunerd.system.files import write_whole
 
 CUBINS = "TUNERD_CUBINS"  # of the environment: the folder that a run's processes share
@@ -55,7 +55,7 @@ class Compiled:
     cubin: bytes = field(repr=False)
     shared_bytes: int
     threads: int
-    maps: Sequence[dict[str, Any]] = ()  # of each: Triton's "block_size" and "swizzle"
+    maps: tuple[Boxes, ...] = ()
 
     def write(self, path: Path) -> None:
         """Write a file for `read`, whole or not at all."""
@@ -66,8 +66,10 @@ class Compiled:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Return what `write` wrote. Raises OSError where there is no such file."""
-        facts, _, cubin = path.read_bytes().partition(b"\n")
-        return cls(cubin, **json.loads(facts))
+        told, _, cubin = path.read_bytes().partition(b"\n")
+        facts = json.loads(told)
+        maps = tuple(Boxes(tuple(block), swizzle) for block, swizzle in facts.pop("maps", ()))
+        return cls(cubin, **facts, maps=maps)
 
 
 def compile_kernel(
@@ -99,7 +101,7 @@ def compile_kernel(
             built.asm["cubin"],
             facts.shared,
             32 * facts.num_warps,
-            [{n: m[n] for n in ("block_size", "swizzle")} for m in facts.tensordesc_meta or ()],
+            tuple(Boxes(tuple(m["block_size"]), m["swizzle"]) for m in facts.tensordesc_meta or ()),
         )
         if path is not None:
             with contextlib.suppress(OSError):  # whoever wants it compiles it again

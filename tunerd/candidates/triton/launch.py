@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,13 @@ class TensorMap:
     stride: int  # from one of the first to the next
     dtype: str
     block: tuple[int, int]  # that the kernel loads at once
+
+
+class Boxes(NamedTuple):
+    """How a kernel has a tensor map: what it copies at once, and a CUtensorMapSwizzle."""
+
+    block: tuple[int, ...]
+    swizzle: int
 
 
 @dataclass(frozen=True)

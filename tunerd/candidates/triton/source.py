@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -36,7 +36,7 @@ from tunerd.candidates.triton.bulk import BulkProduct
 from tunerd.candidates.triton.fold import Fold, Piece
 from tunerd.candidates.triton.grouped import Grouped, GroupedTile
 from tunerd.candidates.triton.integers import Integers, IntegerTile
-from tunerd.candidates.triton.launch import Launch, TensorMap
+from tunerd.candidates.triton.launch import Boxes, Launch, TensorMap
 from tunerd.candidates.triton.loops import Block, Loops
 from tunerd.candidates.triton.product import MAX_TILES, Product, Tile
 from tunerd.candidates.triton.rows import Rows, Strip
@@ -247,7 +247,7 @@ def types_of(tensors: int, maps: int) -> tuple[str, ...]:
 
 
 def _with_maps(
-    maps: Sequence[TensorMap], told: Sequence[Mapping[str, Any]], tensors: int
+    maps: Sequence[TensorMap], told: Sequence[Boxes], tensors: int
 ) -> tuple[list[str], list[str]]:
     """Return host code that makes tensor maps, and what a kernel is passed before the grid.
 
@@ -262,8 +262,8 @@ def _with_maps(
             dtype=each.dtype,
             shape=each.shape,
             stride_bytes=each.stride * dtype_of(each.dtype).itemsize,
-            box=own["block_size"],
-            swizzle=own["swizzle"],
+            box=own.block,
+            swizzle=own.swizzle,
         )
         extents = (f"T.int32({extent})" for extent in each.shape)
         passed += [name, *extents, f"T.int64({each.stride})", "T.int64(1)"]
