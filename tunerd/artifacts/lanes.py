@@ -125,7 +125,7 @@ class StagedLanes(StagedRows):
         done.
         """
         self._refuse_others(given)
-        self._is_given_up = False
+        self._is_given_up, self._small = False, None
         bringing: list[Part | Written | Nothing] = []
         if self._lacks_weights(given):
             # The time of the launch begins when they are there.
