@@ -34,6 +34,8 @@ from tunerd.vocabulary.verdict import Verdict
 
 pytestmark = pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
 
+Requests = list[tuple[str, Arrays]]
+
 
 # --- what is checked of them -------------------------------------------------------------------
 
@@ -326,14 +328,21 @@ def test_requests_that_are_not_launched_let_the_weights_go(
     pieces.forget("c")
 
 
-@pytest.mark.parametrize("part_bytes", [7, 1 << 20], ids=["large inputs", "small ones"])
-def test_weights_that_lack_are_brought_by_a_thread_before_the_launch(
-    part_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(params=[7, 1 << 20], ids=["large inputs", "small ones"])
+def lacking(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> tuple[StagedLanes, Pieces, Requests]:
+    """Lanes with room for two tenants' weights, and requests of which one lacks its own."""
     monkeypatch.setattr(staging, "_LARGE_BYTES", 1)
-    monkeypatch.setattr(parts, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(parts, "PART_BYTES", request.param)
     lanes, pieces, _ = staged(most=2, is_ahead=True)
-    requests = [("a", x(1)), ("c", x(10))]
+    return lanes, pieces, [("a", x(1)), ("c", x(10))]
+
+
+def test_weights_that_lack_are_brought_by_a_thread_before_the_launch(
+    lacking: tuple[StagedLanes, Pieces, Requests],
+) -> None:
+    lanes, pieces, requests = lacking
     assert lanes.goes_in_parts(requests)
     weights, *made = lanes.begin(requests, 7)
     assert weights.goes_alone
@@ -349,19 +358,15 @@ def test_weights_that_lack_are_brought_by_a_thread_before_the_launch(
         pieces.hold(["b"])
     assert lanes.is_done()
     assert pieces.brought == 1
-    assert lanes.goes_in_parts(requests) == (part_bytes == 7)  # they are there now
+    assert lanes.goes_in_parts(requests) == (parts.PART_BYTES == 7)  # they are there now
     pieces.hold(["b"])
     assert lanes.goes_in_parts([("c", x(1))])
 
 
-@pytest.mark.parametrize("part_bytes", [7, parts.PART_BYTES])
 def test_weights_that_another_launch_has_brought_meanwhile_are_held(
-    part_bytes: int, monkeypatch: pytest.MonkeyPatch
+    lacking: tuple[StagedLanes, Pieces, Requests],
 ) -> None:
-    monkeypatch.setattr(staging, "_LARGE_BYTES", 1)
-    monkeypatch.setattr(parts, "PART_BYTES", part_bytes)
-    lanes, pieces, _ = staged(most=2, is_ahead=True)
-    requests = [("a", x(1)), ("c", x(10))]
+    lanes, pieces, requests = lacking
     assert lanes.goes_in_parts(requests)  # when it was started; it has its turn later
     pieces.hold(["c"])
     made = lanes.begin(requests, 7)

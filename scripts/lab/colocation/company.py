@@ -10,7 +10,8 @@ company for each time of --window-ms at most, with the members' objectives and w
 end after so long without doing anything: then the engine and its host are measured alone, and the
 files say "simulated".
 
-Written: company.json, with the facts of the host and each turn, and company.txt, a table.
+Written after each turn: company.json, with the facts of the host and all turns, and company.txt, a
+table.
 """
 
 from __future__ import annotations
@@ -141,21 +142,22 @@ def main() -> None:
     turns: list[Turn] = []
     with tempfile.TemporaryDirectory() as scratch:
         plan = Plan.read(options.plan) if options.plan else simulated(Path(scratch), options.rate)
+        device = plan.device if options.plan else "simulated"
+        document: dict[str, Any] = made_by() | {"device": device}
         for _ in range(options.turns):
             for way in ways:
                 turns.append(turn(plan, way, load, _place(options)))
                 print(turns[-1], flush=True)
-    document: dict[str, Any] = made_by() | {"device": plan.device if options.plan else "simulated"}
-    write(options.out / "company.json", document | {"turns": [asdict(t) for t in turns]})
-    (options.out / "company.txt").write_text(shown(turns) + "\n")
+                write(options.out / "company.json", document | {"turns": [*map(asdict, turns)]})
+                (options.out / "company.txt").write_text(shown(turns) + "\n")
     print(shown(turns))
 
 
 def _place(options: argparse.Namespace) -> Place | None:
     if options.plan:
         return None
-    made: Place
-    made = simulated_places(options.simulated_us, TOGETHER, calls=Calls(0.0, 0.0, 0.0))["graphs"]()
+    places = simulated_places(options.simulated_us, TOGETHER, calls=Calls(0.0, 0.0, 0.0))
+    made: Place = places["graphs"]()
     return made
 
 

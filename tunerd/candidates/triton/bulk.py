@@ -11,22 +11,20 @@ them only where it is told to.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import ClassVar
 
 from tunerd.candidates.nests.contraction import unwidened
-from tunerd.candidates.nests.nest import Axis, Expr, Nest, NotANest, linear
+from tunerd.candidates.nests.nest import Axis, Expr, NotANest, linear
 from tunerd.candidates.triton.launch import Launch, TensorMap
 from tunerd.candidates.triton.product import Product, Tile
-from tunerd.candidates.triton.product_code import ProductCode
+from tunerd.candidates.triton.product_code import ASYNC_ROWS, ProductCode
 
 LEAST_ARCH = 90
 _TYPES = ("float16", "bfloat16")
 _STRIDE_BYTES = 16  # of which a row's stride is a multiple (cuTensorMapEncodeTiled)
-_LEAST_ROWS = 16  # of the smallest product of tensor cores
-_ASYNC_ROWS = 64  # of the least tile whose products read shared memory themselves
 _GAIN, _LOSS = 0.97, 1.02  # over the estimate with pointers, from this many rows and below
 
 
@@ -88,15 +86,12 @@ class BulkProduct(Product):
     NUMBER: ClassVar[int] = 6
 
     @staticmethod
-    def of(nest: Nest, precision: str, weights: Collection[int] = ()) -> BulkProduct:
-        """Return a nest as such a product; raises NotANest with the reason where it is none."""
-        found = Product.of(nest, precision, weights)
+    def of_product(found: Product) -> BulkProduct:
+        """Return a product as one whose operands TMA brings; raises NotANest with the reason."""
         if found.dtype not in _TYPES:
-            raise NotANest(f"TMA brings no operands of {precision}")
+            raise NotANest(f"TMA brings no operands of {found.precision}")
         if found.powers or found.apart or len(found.depth_axes) > 1:
             raise NotANest("it is no plain product of two matrices")
-        if found.rows < _LEAST_ROWS:
-            raise NotANest("it has too few rows")
         made = BulkProduct(**{f.name: getattr(found, f.name) for f in fields(found)})
         if any(matrix.dtype != found.dtype for matrix in made.matrices):
             raise NotANest("an operand is not of the type that is multiplied")
@@ -111,7 +106,7 @@ class BulkProduct(Product):
         )
 
     def estimated_secs(self, tile: Tile, sms: float) -> float:
-        factor = _GAIN if tile.rows >= _ASYNC_ROWS else _LOSS
+        factor = _GAIN if tile.rows >= ASYNC_ROWS else _LOSS
         return factor * super().estimated_secs(tile, sms)
 
     def launches(self, tile: Tile, name: str) -> tuple[Launch, ...]:

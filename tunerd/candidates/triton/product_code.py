@@ -22,7 +22,7 @@ from tunerd.candidates.triton.product import Product, Tile
 from tunerd.vocabulary import TF32
 
 _GROUP = 4  # rows of tiles, whose blocks come together
-_ASYNC_ROWS = 64  # of the least tile that is multiplied asynchronously, from shared memory
+ASYNC_ROWS = 64  # of the least tile that is multiplied asynchronously, from shared memory
 # It makes a second load of the same values another one than the first.
 _AGAIN = ', eviction_policy="evict_last"'
 
@@ -138,7 +138,7 @@ class ProductCode:
         step = [
             f"sum{n} += tl.sum({' * '.join(['wide'] * n)}, axis=1, keep_dims=True)" for n in powers
         ]
-        if tile.rows < _ASYNC_ROWS:
+        if tile.rows < ASYNC_ROWS:
             return before, ["wide = tl.cast(x, tl.float32)", *step]
         ahead, depth, _ = self._depth("ahead")
         again, _ = self._operand("left", product.left, self._rows, depth, _AGAIN)

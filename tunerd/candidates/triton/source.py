@@ -107,7 +107,7 @@ class TritonSource(CandidateSource):
 
     def lower(self, task: Task, recipe: str, lanes: int | None = None) -> LoweredKernel:
         parsed = Recipe.parse(recipe)
-        templates = templates_of(task, has_tma=True)
+        templates = templates_of(task, has_tma=parsed.template == _TMA)
         if isinstance(templates, str):
             raise ValueError(templates)
         name = parsed.template
@@ -130,8 +130,11 @@ def templates_of(task: Task, *, has_tma: bool = False) -> dict[str, Template] | 
 
     has_tma: whether that is among them whose operands TMA brings, where the target has it.
     """
-    has_tma = has_tma and capability(task.target) >= bulk.LEAST_ARCH
-    return _templates(task.mod_json, task.precision, task.weight_args, has_tma)
+    found = _templates(task.mod_json, task.precision, task.weight_args)
+    if not has_tma or isinstance(found, str) or capability(task.target) < bulk.LEAST_ARCH:
+        return found
+    made = _bulk_product(task.mod_json, task.precision, task.weight_args)
+    return found if made is None else {**found, _TMA: made}
 
 
 def capability(target: TargetSpec) -> int:
@@ -143,8 +146,20 @@ def capability(target: TargetSpec) -> int:
 
 
 @functools.lru_cache(CACHED_TASKS)
+def _bulk_product(mod_json: str, precision: str, weights: tuple[int, ...]) -> BulkProduct | None:
+    found = _templates(mod_json, precision, weights)
+    product = None if isinstance(found, str) else found.get("product")
+    if not isinstance(product, Product) or product.rows < _ROWS_OF_TENSOR_CORES:
+        return None
+    try:
+        return BulkProduct.of_product(product)
+    except NotANest:
+        return None
+
+
+@functools.lru_cache(CACHED_TASKS)
 def _templates(
-    mod_json: str, precision: str, weights: tuple[int, ...], has_tma: bool
+    mod_json: str, precision: str, weights: tuple[int, ...]
 ) -> dict[str, Template] | str:
     import tvm
 
@@ -158,7 +173,6 @@ def _templates(
         ("attention", lambda: Attention.of(nest, precision)),
         ("integers", lambda: Integers.of_integers(nest, precision)),
         ("summed", lambda: SummedProduct.of(nest, precision, weights)),
-        *(((_TMA, lambda: BulkProduct.of(nest, precision, weights)),) if has_tma else ()),
         ("product", lambda: Product.of(nest, precision, weights)),
         ("grouped", lambda: Grouped.of(nest, precision, weights)),
         ("rows", lambda: Rows.of(nest)),
